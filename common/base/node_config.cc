@@ -1,0 +1,213 @@
+#include "common/base/node_config.h"
+
+#include <cmath>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <set>
+#include <sstream>
+#include <toml++/toml.h>
+#include <variant>
+
+#include "absl/strings/str_format.h"
+#include "absl/strings/str_join.h"
+
+namespace hearth {
+namespace {
+
+using Target = std::variant<std::string*, int64_t*, bool*, std::vector<std::string>*>;
+
+struct Key {
+  const char* table;
+  const char* name;
+  Target target;
+  int64_t min = INT64_MIN;
+  int64_t max = INT64_MAX;
+};
+
+// The one list of keys: parsing, range checks, "unknown key" and printing all come from it.
+std::vector<Key> Keys(NodeConfig& c) {
+  constexpr int64_t kDayMs = 86'400'000;
+  return {
+      {"node", "name", &c.node_name},
+      {"node", "runtime_dir", &c.runtime_dir},
+      {"node", "shm_dir", &c.shm_dir},
+      {"node", "log_level", &c.log_level},
+      {"model", "path", &c.model_path},
+      {"model", "name", &c.model_name},
+      {"weightstore", "numa_shards", &c.numa_shards, 0, 64},
+      {"weightstore", "load_threads", &c.load_threads, 0, 256},
+      {"weightstore", "kv_pool_bytes", &c.kv_pool_bytes, 0},
+      {"weightstore", "kv_pool_tokens", &c.kv_pool_tokens, 0, int64_t{1} << 32},
+      {"weightstore", "orphan_grace_ms", &c.orphan_grace_ms, 0, kDayMs},
+      {"weightstore", "router_grace_ms", &c.router_grace_ms, 0, kDayMs},
+      {"weightstore", "reuse_decoded_pages", &c.reuse_decoded_pages},
+      {"prefill", "instances", &c.prefill_instances, 0, 16},
+      {"prefill", "threads", &c.prefill_threads, 0, 1024},
+      {"prefill", "chunk_tokens", &c.prefill_chunk_tokens, 1, 65536},
+      {"decode", "instances", &c.decode_instances, 1, 16},
+      {"decode", "threads", &c.decode_threads, 0, 1024},
+      {"decode", "max_batch", &c.max_batch, 1, 256},
+      {"decode", "chunk_tokens", &c.chunk_tokens, 1, 65536},
+      {"decode", "isa", &c.isa},
+      {"router", "http_listen", &c.http_listen},
+      {"router", "grpc_listen", &c.grpc_listen},
+      {"router", "api_key_file", &c.api_key_file},
+      {"router", "cors_origins", &c.cors_origins},
+      {"router", "max_queue", &c.max_queue, 1, 1'000'000},
+      {"router", "max_body_bytes", &c.max_body_bytes, 1024, int64_t{1} << 32},
+      {"router", "chunked_prefill_max_tokens", &c.chunked_prefill_max_tokens, 0, int64_t{1} << 32},
+      {"router", "drain_ms", &c.drain_ms, 0, kDayMs},
+      {"router", "keep_alive_ms", &c.keep_alive_ms, 1000, kDayMs},
+      {"router", "max_tokens_default", &c.max_tokens_default, 0, int64_t{1} << 32},
+  };
+}
+
+absl::Status Bad(std::string_view source, const toml::source_region& where, std::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(Sv(source), ":", where.begin.line, ": ", Sv(what)));
+}
+
+absl::Status Assign(const Key& key, const toml::node& node, std::string_view source) {
+  const std::string name = absl::StrCat(key.table, ".", key.name);
+  if (auto* text = std::get_if<std::string*>(&key.target)) {
+    if (!node.is_string()) return Bad(source, node.source(), name + " must be a string in quotes");
+    **text = node.as_string()->get();
+  } else if (auto* number = std::get_if<int64_t*>(&key.target)) {
+    if (!node.is_integer()) return Bad(source, node.source(), name + " must be a whole number");
+    const int64_t value = node.as_integer()->get();
+    if (value < key.min || value > key.max) {
+      return Bad(source, node.source(), absl::StrFormat("%s = %d is outside %d to %d", name, value, key.min, key.max));
+    }
+    **number = value;
+  } else if (auto* flag = std::get_if<bool*>(&key.target)) {
+    if (!node.is_boolean()) return Bad(source, node.source(), name + " must be true or false");
+    **flag = node.as_boolean()->get();
+  } else {
+    auto* list = std::get<std::vector<std::string>*>(key.target);
+    list->clear();
+    const toml::array* array = node.as_array();
+    if (node.is_string()) {
+      list->push_back(node.as_string()->get());
+    } else if (array == nullptr) {
+      return Bad(source, node.source(), name + " must be a list of strings");
+    } else {
+      for (const toml::node& item : *array) {
+        if (!item.is_string()) return Bad(source, item.source(), name + " must be a list of strings");
+        list->push_back(item.as_string()->get());
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Validate(NodeConfig& c) {
+  const auto bad = [&](std::string_view what) { return absl::InvalidArgumentError(absl::StrCat(c.source_path, ": ", Sv(what))); };
+  if (c.node_name.empty() || c.node_name.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789_-") != std::string::npos) {
+    return bad("node.name must be made of a-z, 0-9, _ and -");
+  }
+  if (c.model_path.empty()) return bad("model.path is missing: the Hugging Face directory of the model to serve");
+  // Unix socket paths hold at most 107 bytes (sun_path).
+  if (c.WorkerSocket("prefill", 15).size() > 107) return bad("node.runtime_dir is too long: its sockets' paths may have at most 107 bytes");
+  static const std::set<std::string> kIsas = {"auto", "scalar", "avx2", "avx512", "avx512bf16"};
+  if (!kIsas.count(c.isa)) return bad("decode.isa '" + c.isa + "' is unknown: use auto, scalar, avx2, avx512 or avx512bf16");
+  static const std::set<std::string> kLevels = {"trace", "debug", "info", "warn", "error", "off"};
+  if (!kLevels.count(c.log_level)) return bad("node.log_level '" + c.log_level + "' is unknown: use trace, debug, info, warn, error or off");
+  if (c.model_name.empty()) {
+    std::filesystem::path path(c.model_path);
+    if (path.filename().empty()) path = path.parent_path();
+    c.model_name = path.filename().string();
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+std::string NodeConfig::StoreSocket() const { return absl::StrCat(runtime_dir, "/", node_name, ".weightstore.sock"); }
+std::string NodeConfig::WorkerSocket(std::string_view kind, int64_t index) const {
+  return absl::StrCat(runtime_dir, "/", node_name, ".", Sv(kind), ".", index, ".sock");
+}
+std::string NodeConfig::RouterAdminSocket() const { return absl::StrCat(runtime_dir, "/", node_name, ".router.sock"); }
+
+absl::StatusOr<NodeConfig> ParseNodeConfig(std::string_view toml_text, std::string_view source_path) {
+  NodeConfig config;
+  config.source_path = std::string(source_path);
+  toml::table root;
+  try {
+    root = toml::parse(toml_text);
+  } catch (const toml::parse_error& e) {
+    return Bad(source_path, e.source(), std::string(e.description()));
+  }
+  std::map<std::string, std::map<std::string, Key>> known;
+  for (const Key& key : Keys(config)) known[key.table].emplace(key.name, key);
+  for (const auto& [table_name, table_node] : root) {
+    const std::string table_text(table_name.str());
+    const auto table_keys = known.find(table_text);
+    const toml::table* table = table_node.as_table();
+    if (table_keys == known.end() || table == nullptr) {
+      std::vector<std::string> names;
+      for (const auto& [name, keys] : known) names.push_back("[" + name + "]");
+      return Bad(source_path, table_node.source(), "unknown key '" + table_text + "': the tables are " + absl::StrJoin(names, " "));
+    }
+    for (const auto& [key_name, node] : *table) {
+      const auto key = table_keys->second.find(std::string(key_name.str()));
+      if (key == table_keys->second.end()) {
+        std::vector<std::string> names;
+        for (const auto& [name, k] : table_keys->second) names.push_back(name);
+        return Bad(source_path, node.source(),
+                   absl::StrCat("unknown key '", table_text, ".", std::string(key_name.str()), "': [", table_text, "] has ",
+                                absl::StrJoin(names, ", ")));
+      }
+      RETURN_IF_ERROR(Assign(key->second, node, source_path));
+    }
+  }
+  RETURN_IF_ERROR(Validate(config));
+  return config;
+}
+
+absl::StatusOr<NodeConfig> ReadNodeConfig(const std::string& path) {
+  std::ifstream in(path);
+  if (!in) return absl::NotFoundError(absl::StrCat(path, ": cannot be read (", strerror(errno), "); give --config, or copy deploy/node.toml there"));
+  std::stringstream text;
+  text << in.rdbuf();
+  ASSIGN_OR_RETURN(NodeConfig config, ParseNodeConfig(text.str(), path));
+  // Relative paths mean: beside the file, so that a node can be moved as a folder.
+  const std::filesystem::path base = std::filesystem::absolute(path).parent_path();
+  for (std::string* p : {&config.model_path, &config.runtime_dir, &config.shm_dir, &config.api_key_file}) {
+    if (!p->empty() && std::filesystem::path(*p).is_relative()) *p = (base / *p).lexically_normal().string();
+  }
+  RETURN_IF_ERROR(Validate(config));
+  return config;
+}
+
+std::string FormatNodeConfig(const NodeConfig& config) {
+  NodeConfig copy = config;
+  std::string out, table;
+  const auto quoted = [](const std::string& s) {
+    std::string q = "\"";
+    for (char c : s) {
+      if (c == '"' || c == '\\') q += '\\';
+      q += c;
+    }
+    return q + "\"";
+  };
+  for (const Key& key : Keys(copy)) {
+    if (table != key.table) absl::StrAppend(&out, table.empty() ? "" : "\n", "[", table = key.table, "]\n");
+    absl::StrAppend(&out, key.name, " = ");
+    if (auto* text = std::get_if<std::string*>(&key.target)) {
+      absl::StrAppend(&out, quoted(**text));
+    } else if (auto* number = std::get_if<int64_t*>(&key.target)) {
+      absl::StrAppend(&out, **number);
+    } else if (auto* flag = std::get_if<bool*>(&key.target)) {
+      absl::StrAppend(&out, **flag ? "true" : "false");
+    } else {
+      std::vector<std::string> items;
+      for (const std::string& s : *std::get<std::vector<std::string>*>(key.target)) items.push_back(quoted(s));
+      absl::StrAppend(&out, "[", absl::StrJoin(items, ", "), "]");
+    }
+    absl::StrAppend(&out, "\n");
+  }
+  return out;
+}
+
+}  // namespace hearth

@@ -1,0 +1,70 @@
+// node.toml: the one configuration of a node, read by every process of it. deploy/node.toml documents each key with its default.
+// Room: common/base. Parsed once, validated once, then const. Unknown keys, wrong types and unreadable values are errors that name the key and the line.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace hearth {
+
+struct NodeConfig {
+  // [node]
+  std::string node_name = "main";            // names the regions and sockets; [a-z0-9_-]
+  std::string runtime_dir = "/run/hearth";   // Unix sockets
+  std::string shm_dir = "/dev/shm";          // a tmpfs or hugetlbfs for weights and KV
+  std::string log_level = "info";
+
+  // [model]
+  std::string model_path;                    // Hugging Face directory; required
+  std::string model_name;                    // as clients call it; default: the directory's name
+
+  // [weightstore]
+  int64_t numa_shards = 0;                   // 0: one per NUMA node with memory; more pretends a topology
+  int64_t load_threads = 0;                  // 0: as many as cores, at most 16
+  int64_t kv_pool_bytes = 0;                 // 0: kv_pool_tokens decides
+  int64_t kv_pool_tokens = 0;                // 0: batch x context, at least 32768 tokens
+  int64_t orphan_grace_ms = 60'000;          // pages of a stream whose worker died wait so long for the next one
+  int64_t router_grace_ms = 60'000;
+  bool reuse_decoded_pages = true;           // false: prefix hits only on pages that the prefill form wrote throughout (tests that compare texts)
+
+  // [prefill]
+  int64_t prefill_instances = 1;
+  int64_t prefill_threads = 0;               // 0: as many as cores
+  int64_t prefill_chunk_tokens = 512;
+
+  // [decode]
+  int64_t decode_instances = 1;
+  int64_t decode_threads = 0;
+  int64_t max_batch = 6;                     // streams in a step
+  int64_t chunk_tokens = 64;                 // of a chunked prefill between two steps
+  std::string isa = "auto";                  // scalar, avx2, avx512, avx512bf16: forced for both kinds of worker
+
+  // [router]
+  std::vector<std::string> http_listen = {"localhost:8080"};  // host:port, [v6]:port; "localhost" means both families
+  std::vector<std::string> grpc_listen = {"localhost:8081"};
+  std::string api_key_file;                  // one key a line; empty: no key is asked for
+  std::vector<std::string> cors_origins = {"http://localhost", "http://127.0.0.1", "http://[::1]"};  // any port of these; "*" = all
+  int64_t max_queue = 256;                   // requests waiting; more are refused with 429
+  int64_t max_body_bytes = 8 * 1024 * 1024;
+  int64_t chunked_prefill_max_tokens = 2048; // uncached prompts up to this go to decode as chunked prefill, longer ones to prefill
+  int64_t drain_ms = 20'000;                 // on stop: running streams may finish for so long
+  int64_t keep_alive_ms = 120'000;           // idle HTTP connections
+  int64_t max_tokens_default = 0;            // completions without max_tokens: 0 = up to the context
+
+  std::string source_path;                   // where it was read from
+
+  std::string StoreSocket() const;                                     // unix path
+  std::string WorkerSocket(std::string_view kind, int64_t index) const;  // kind: "prefill", "decode"
+  std::string RouterAdminSocket() const;
+};
+
+absl::StatusOr<NodeConfig> ParseNodeConfig(std::string_view toml_text, std::string_view source_path);
+absl::StatusOr<NodeConfig> ReadNodeConfig(const std::string& path);
+// The effective configuration as TOML, every key with its value: printed at start and by `hearth config`.
+std::string FormatNodeConfig(const NodeConfig& config);
+
+}  // namespace hearth

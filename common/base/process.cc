@@ -1,0 +1,84 @@
+#include "common/base/process.h"
+
+#include <signal.h>
+#include <systemd/sd-daemon.h>
+#include <unistd.h>
+
+#include <fstream>
+#include <sstream>
+#include <thread>
+#include <vector>
+
+#include "absl/strings/numbers.h"
+#include "absl/strings/str_split.h"
+
+namespace hearth {
+namespace {
+
+std::atomic<bool> g_stop_requested{false};
+
+// The fields of /proc/<pid>/stat behind the command name, which may itself hold blanks and brackets.
+std::vector<std::string> StatFields(pid_t pid) {
+  std::ifstream in(absl::StrCat("/proc/", pid, "/stat"));
+  std::stringstream text;
+  text << in.rdbuf();
+  const std::string all = text.str();
+  const size_t close = all.rfind(')');
+  if (close == std::string::npos) return {};
+  return absl::StrSplit(all.substr(close + 2), ' ');
+}
+
+}  // namespace
+
+absl::StatusOr<ProcessId> ProcessOf(pid_t pid) {
+  const std::vector<std::string> fields = StatFields(pid);
+  ProcessId id{static_cast<int32_t>(pid), 0};
+  // Field 3 (state) is the first behind the name; field 22 (starttime) is the twentieth.
+  if (fields.size() < 20 || !absl::SimpleAtoi(fields[19], &id.start_ticks) || fields[0] == "Z" || fields[0] == "X") {
+    return absl::NotFoundError(absl::StrCat("there is no process ", pid));
+  }
+  return id;
+}
+
+ProcessId SelfProcess() {
+  static const ProcessId self = *ProcessOf(getpid());
+  return self;
+}
+
+bool IsAlive(const ProcessId& id) {
+  const absl::StatusOr<ProcessId> now = ProcessOf(id.pid);
+  return now.ok() && now->start_ticks == id.start_ticks;
+}
+
+void InstallStopSignals(std::function<void()> on_stop) {
+  signal(SIGPIPE, SIG_IGN);
+  signal(SIGHUP, SIG_IGN);
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+  std::thread([set, on_stop = std::move(on_stop)] {
+    int sig = 0;
+    sigwait(&set, &sig);
+    g_stop_requested.store(true);
+    std::thread(on_stop).detach();
+    sigwait(&set, &sig);
+    _exit(128 + sig);
+  }).detach();
+}
+
+bool StopRequested() { return g_stop_requested.load(); }
+
+void NotifyReady(std::string_view status) { sd_notifyf(0, "READY=1\nSTATUS=%.*s", static_cast<int>(status.size()), status.data()); }
+void NotifyStatus(std::string_view status) { sd_notifyf(0, "STATUS=%.*s", static_cast<int>(status.size()), status.data()); }
+void NotifyStopping() { sd_notify(0, "STOPPING=1"); }
+void NotifyWatchdog() { sd_notify(0, "WATCHDOG=1"); }
+void NotifyExtendTimeout(int64_t microseconds) { sd_notifyf(0, "EXTEND_TIMEOUT_USEC=%lld", static_cast<long long>(microseconds)); }
+
+int64_t WatchdogIntervalUs() {
+  uint64_t usec = 0;
+  return sd_watchdog_enabled(0, &usec) > 0 ? static_cast<int64_t>(usec / 2) : 0;
+}
+
+}  // namespace hearth

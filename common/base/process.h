@@ -1,0 +1,46 @@
+// Processes as the node sees them: identity that survives pid reuse, stop signals, the service manager.
+// Room: common/base.
+#pragma once
+
+#include <sys/types.h>
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <string_view>
+
+#include "common/base/status.h"
+
+namespace hearth {
+
+// Exit codes of every hearth program; deploy/systemd lists kExitConfig in RestartPreventExitStatus.
+inline constexpr int kExitOk = 0;
+inline constexpr int kExitFailure = 1;
+inline constexpr int kExitConfig = 78;  // EX_CONFIG: restarting cannot mend it
+
+// A process named so that a reused pid is told apart: pid and its start time in clock ticks since boot (/proc/<pid>/stat, field 22).
+struct ProcessId {
+  int32_t pid = 0;
+  uint64_t start_ticks = 0;
+  friend bool operator==(const ProcessId&, const ProcessId&) = default;
+};
+ProcessId SelfProcess();
+absl::StatusOr<ProcessId> ProcessOf(pid_t pid);  // NotFound when there is none
+bool IsAlive(const ProcessId& id);               // false for zombies and for a pid that now names another process
+
+// SIGTERM and SIGINT set the first flag, a second one ends the process at once; SIGHUP and SIGPIPE are ignored.
+// Call once, before any thread is made. `on_stop` runs on a thread of its own, once.
+void InstallStopSignals(std::function<void()> on_stop);
+bool StopRequested();
+
+// sd_notify, silent where there is no service manager.
+void NotifyReady(std::string_view status);
+void NotifyStatus(std::string_view status);
+void NotifyStopping();
+void NotifyWatchdog();
+void NotifyExtendTimeout(int64_t microseconds);
+// Half of WatchdogSec in microseconds, 0 when the manager watches nothing.
+int64_t WatchdogIntervalUs();
+
+}  // namespace hearth

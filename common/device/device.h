@@ -1,0 +1,122 @@
+// The device seam: memory, ordered work, and an engine's threads, waits and clock. One interface, several backends: host (here),
+// sim and cuda (to come), and a recorder in the tests. Engines use no bare thread, condition variable, sleep or clock.
+// Room: common/device. May touch: common/{kernels,numa,shm,base}. Threads: all of Device may be called from any thread.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+
+#include "common/base/status.h"
+
+namespace hearth {
+
+class Ops;
+
+struct DeviceCaps {
+  std::string kind;         // "host", "sim", "cuda"
+  std::string numerics;     // "host/avx512bf16/exact": together with the shard count it names what equality of bits holds within (DESIGN section 7)
+  std::string description;  // for people: "2 threads, avx512bf16 (supported: scalar avx2 avx512 avx512bf16)"
+  uint64_t memory_budget_bytes = 0;
+  int num_threads = 1;
+};
+
+// Device memory, freed on destruction. Zero-filled. Move-only.
+class Buffer {
+ public:
+  Buffer() = default;
+  Buffer(void* data, size_t bytes, std::function<void()> release) : data_(data), bytes_(bytes), release_(std::move(release)) {}
+  Buffer(Buffer&& o) noexcept { *this = std::move(o); }
+  Buffer& operator=(Buffer&& o) noexcept {
+    std::swap(data_, o.data_);
+    std::swap(bytes_, o.bytes_);
+    std::swap(release_, o.release_);
+    return *this;
+  }
+  ~Buffer() {
+    if (release_) release_();
+  }
+  void* data() const { return data_; }
+  size_t bytes() const { return bytes_; }
+  template <typename T>
+  T* as() const {
+    return static_cast<T*>(data_);
+  }
+
+ private:
+  void* data_ = nullptr;
+  size_t bytes_ = 0;
+  std::function<void()> release_;
+};
+
+// Ordered work: an op enqueued later starts after those before it. The host backend runs an op before the enqueueing call returns.
+class Stream {
+ public:
+  virtual ~Stream() = default;
+  virtual std::string_view name() const = 0;
+  // Returns once everything enqueued so far is done; an error is the device's (the stream is then dead).
+  virtual absl::Status Synchronize() = 0;
+};
+
+class Event {
+ public:
+  virtual ~Event() = default;
+  virtual void Record(Stream& stream) = 0;
+  virtual void Wait(Stream& stream) = 0;  // later work of `stream` waits for the recorded point
+  virtual bool Query() const = 0;         // has the recorded point passed? true before any Record
+};
+
+// Asks everything that waits or loops to end. Set once, by any thread.
+class StopToken {
+ public:
+  void Stop() { stopped_.store(true, std::memory_order_release); }
+  bool stopped() const { return stopped_.load(std::memory_order_acquire); }
+
+ private:
+  std::atomic<bool> stopped_{false};
+};
+
+// An event count: a waiter reads `Current`, checks its condition, and waits for a change. Notify never blocks and is never lost.
+class HostSignal {
+ public:
+  virtual ~HostSignal() = default;
+  virtual uint64_t Current() const = 0;
+  virtual void Notify() = 0;
+};
+
+enum class WaitResult { kSignalled, kStopped, kPeerGone, kDeadline };
+
+struct WaitLimits {
+  int64_t deadline_ns = INT64_MAX;          // on the clock of Device::Now; INT64_MAX = none
+  const StopToken* stop = nullptr;          // stopping also needs a Notify to be seen at once; it is looked at every 100 ms anyway
+  std::function<bool()> peer_gone;          // looked at every 100 ms; may be empty
+};
+
+// A thread of an engine; joined on destruction.
+class Actor {
+ public:
+  virtual ~Actor() = default;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  virtual const DeviceCaps& caps() const = 0;
+  virtual Ops& ops() = 0;
+
+  // ResourceExhausted (needed, budget left) past the memory budget.
+  virtual absl::StatusOr<Buffer> Allocate(size_t bytes) = 0;
+  virtual std::unique_ptr<Stream> MakeStream(std::string name) = 0;
+  virtual std::unique_ptr<Event> MakeEvent() = 0;
+
+  virtual std::unique_ptr<Actor> Spawn(std::string name, std::function<void()> body) = 0;
+  virtual std::unique_ptr<HostSignal> MakeSignal() = 0;
+  // Waits until signal.Current() != seen, or one of the limits holds (stop is looked at first).
+  virtual WaitResult HostWait(HostSignal& signal, uint64_t seen, const WaitLimits& limits) = 0;
+  virtual int64_t Now() const = 0;  // ns; one clock for all processes of a node
+};
+
+}  // namespace hearth

@@ -1,0 +1,183 @@
+// Ops: the whole vocabulary of a forward pass. Each call takes a stream and an argument struct; what a call costs is a function of that
+// struct alone (op_cost.h). Pointers are device addresses; on the host device they are plain memory.
+// Room: common/device. May touch: common/{kernels,shm,base}. Threads: a stream is used by one thread at a time.
+// Shapes are row-major and dense unless a stride is given. M = rows (tokens) of the batch, H = hidden_size.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/base/dtype.h"
+#include "common/base/status.h"
+#include "common/device/device.h"
+#include "common/kernels/kernels.h"
+#include "common/shm/kv_pool.h"
+
+namespace hearth {
+
+// Prefill kernels (expanded MLA) and decode kernels (absorbed MLA) differ by rounding; within a form nothing does (DESIGN section 7).
+enum class Form { kPrefill, kDecode };
+
+// Consecutive rows of one stream in a batch.
+struct KvSequence {
+  int64_t first_row = 0;
+  int64_t num_rows = 0;
+  int64_t start_position = 0;      // of its first row
+  int64_t write_from = 0;          // KV is written for positions >= this; lower ones are valid already: queried, never rewritten
+  const int32_t* pages = nullptr;  // page i of the stream holds positions [64 i, 64 i + 64); covers start_position + num_rows
+};
+
+struct EmbedArgs {
+  WeightView table;                 // [vocab, H]
+  const int32_t* token_ids = nullptr;  // [M]
+  int64_t m = 0;
+  float* out = nullptr;             // [M, H]
+};
+
+struct RmsNormArgs {
+  const float* x = nullptr;       // [M, n], rows ldx apart
+  int64_t ldx = 0;
+  const float* weight = nullptr;  // [n]
+  float eps = 0;
+  int64_t m = 0, n = 0;
+  bf16* out = nullptr;            // [M, n]
+};
+
+struct LinearArgs {
+  WeightView w;               // [N, K]
+  const bf16* x = nullptr;    // [M, K], rows ldx apart
+  int64_t ldx = 0;
+  int64_t m = 0;
+  float* y = nullptr;         // [M, N], rows ldy apart
+  int64_t ldy = 0;
+};
+
+struct ToBf16Args {
+  const float* x = nullptr;  // [n]
+  int64_t n = 0;
+  bf16* out = nullptr;
+};
+
+struct SiluMulArgs {
+  const float* gate = nullptr;  // [M, n], rows ld apart
+  const float* up = nullptr;    // [M, n], rows ld apart
+  int64_t ld = 0;
+  int64_t m = 0, n = 0;
+  bf16* out = nullptr;          // [M, n]
+};
+
+struct AddArgs {
+  const float* x = nullptr;  // [n]
+  float* y = nullptr;        // [n]; y += x
+  int64_t n = 0;
+};
+
+struct GatherRowsArgs {
+  const float* x = nullptr;        // [*, n]
+  const int32_t* rows = nullptr;   // [M]
+  int64_t m = 0, n = 0;
+  float* out = nullptr;            // [M, n]
+};
+
+// cos and sin [max_positions, rope/2], with YaRN's attention factor already in them.
+struct RopeTable {
+  const float* cos = nullptr;
+  const float* sin = nullptr;
+  int64_t half = 0;
+  int64_t max_positions = 0;
+};
+
+// Normalises the latent, rotates the shared key, writes both as BF16 into the pages (DeepSeek-V2 section 2.1.2-2.1.3).
+struct MlaWriteKvArgs {
+  const float* kv_a = nullptr;         // [M, rank + rope], the output of kv_a_proj_with_mqa
+  const float* norm_weight = nullptr;  // [rank]
+  float eps = 0;
+  RopeTable rope;
+  int64_t rank = 0;
+  int64_t layer = 0;                   // KV layer index
+  const KvPool* kv = nullptr;
+  const KvSequence* sequences = nullptr;
+  int64_t num_sequences = 0;
+};
+
+// Rotates the rotary part of each head's query and rounds to BF16.
+struct MlaRopeQueryArgs {
+  const float* q = nullptr;  // [M, heads, nope + rope]
+  RopeTable rope;
+  int64_t heads = 0, nope = 0, rope_dim = 0;
+  const KvSequence* sequences = nullptr;
+  int64_t num_sequences = 0;
+  bf16* out = nullptr;       // [M, heads, nope + rope]
+};
+
+// Causal attention of each row over positions 0..its own. kPrefill: keys and values are expanded through kv_b; kDecode: kv_b is absorbed into the
+// query and the output. A row's result depends on its position, the pages and the form, not on the batch or the chunk.
+struct MlaAttentionArgs {
+  Form form = Form::kDecode;
+  const bf16* q = nullptr;  // [M, heads, nope + rope]
+  WeightView kv_b;          // [heads * (nope + v), rank]; head h: nope rows of keys, then v rows of values
+  int64_t heads = 0, nope = 0, rope_dim = 0, v_dim = 0, rank = 0;
+  float softmax_scale = 0;
+  int64_t layer = 0;
+  const KvPool* kv = nullptr;
+  const KvSequence* sequences = nullptr;
+  int64_t num_sequences = 0;
+  bf16* out = nullptr;      // [M, heads, v]
+};
+
+// The MoE gate works in F32 on the F32 residual (it normalises for itself): BF16 activations would move more expert choices than all else together.
+struct GateArgs {
+  const float* x = nullptr;            // [M, H] residual, before the norm
+  const float* norm_weight = nullptr;  // [H]
+  float eps = 0;
+  WeightView w;                        // [experts, H], BF16 or F32
+  const float* bias = nullptr;         // [experts] or null
+  GateParams params;
+  int64_t m = 0, hidden = 0;
+  int32_t* ids = nullptr;              // [M, top_k], ascending
+  float* weights = nullptr;            // [M, top_k]
+};
+
+class ExpertSource;  // common/experts/expert_source.h: where the bytes of (layer, expert, shard) come from
+
+// out[m] = sum over the chosen experts of weight * down(silu(gate(x)) * up(x)), in the order that DESIGN section 7 fixes for the form.
+struct ExpertsArgs {
+  Form form = Form::kDecode;
+  ExpertSource* source = nullptr;
+  int64_t layer = 0;
+  int64_t num_experts = 0, top_k = 0;
+  int64_t hidden = 0, intermediate = 0;
+  int64_t num_shards = 1;
+  DType weight_dtype = DType::kF8E4M3;
+  const bf16* x = nullptr;         // [M, H], normalised
+  const int32_t* ids = nullptr;    // [M, top_k], ascending
+  const float* weights = nullptr;  // [M, top_k]
+  int64_t m = 0;
+  float* out = nullptr;            // [M, H], overwritten
+};
+
+struct ToHostArgs {
+  const void* device = nullptr;
+  void* host = nullptr;
+  uint64_t bytes = 0;
+};
+
+class Ops {
+ public:
+  virtual ~Ops() = default;
+  virtual void Embed(Stream&, const EmbedArgs&) = 0;
+  virtual void RmsNorm(Stream&, const RmsNormArgs&) = 0;
+  virtual void Linear(Stream&, const LinearArgs&) = 0;
+  virtual void ToBf16(Stream&, const ToBf16Args&) = 0;
+  virtual void SiluMul(Stream&, const SiluMulArgs&) = 0;
+  virtual void Add(Stream&, const AddArgs&) = 0;
+  virtual void GatherRows(Stream&, const GatherRowsArgs&) = 0;
+  virtual void MlaWriteKv(Stream&, const MlaWriteKvArgs&) = 0;
+  virtual void MlaRopeQuery(Stream&, const MlaRopeQueryArgs&) = 0;
+  virtual void MlaAttention(Stream&, const MlaAttentionArgs&) = 0;
+  virtual void Gate(Stream&, const GateArgs&) = 0;
+  virtual void Experts(Stream&, const ExpertsArgs&) = 0;
+  virtual void ToHost(Stream&, const ToHostArgs&) = 0;
+};
+
+}  // namespace hearth

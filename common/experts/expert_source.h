@@ -1,0 +1,35 @@
+// Where the bytes of a routed expert come from: the image itself today; a ring, a device cache or NVMe behind the same call later.
+// Room: common/experts. May touch: common/{kernels,shm,base}. Threads: any.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "common/base/status.h"
+#include "common/kernels/kernels.h"
+#include "common/shm/weight_image.h"
+
+namespace hearth {
+
+// One shard of one expert as matrices: gate, up [count, hidden]; down [hidden, count]. count may be 0.
+struct ExpertView {
+  int64_t count = 0;
+  WeightView gate;
+  WeightView up;
+  WeightView down;
+};
+
+class ExpertSource {
+ public:
+  virtual ~ExpertSource() = default;
+  virtual int64_t num_shards() const = 0;
+  // The view stays valid until Release of the same triple; waiting, where a source has to, ends with its own stop.
+  virtual ExpertView Acquire(int64_t layer, int64_t expert, int64_t shard) = 0;
+  virtual void Release(int64_t layer, int64_t expert, int64_t shard) = 0;
+};
+
+// Straight from the mapped image: Acquire is an array look-up.
+absl::StatusOr<std::unique_ptr<ExpertSource>> MakeImageExpertSource(std::shared_ptr<const WeightImage> image, int64_t first_layer,
+                                                                    int64_t num_layers, int64_t num_experts, int64_t hidden);
+
+}  // namespace hearth

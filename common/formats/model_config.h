@@ -1,0 +1,94 @@
+// What a checkpoint's config.json says, checked once: the DeepSeek family (V2, V3/R1, Kimi-K2), with the checkpoint's own names.
+// Room: common/formats. May touch: common/base. Threads: any; a plain value.
+//
+// Every key is either required, or has the default that Transformers gives it; a missing, null, mistyped or contradictory one is
+// an InvalidArgument that names the key, what was found and what is supported. Unknown architectures are refused by name.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/status.h"
+
+namespace hearth {
+
+enum class ScoringFunc { kSigmoid, kSoftmax };
+// greedy: plain top-k. group_limited_greedy: groups scored by their best expert. noaux_tc: bias for the choice, groups by their two best.
+enum class TopkMethod { kGreedy, kGroupLimitedGreedy, kNoauxTc };
+
+struct RopeScaling {  // YaRN (arXiv 2309.00071); absent = plain RoPE
+  double factor = 1.0;
+  int64_t original_max_position_embeddings = 0;
+  double beta_fast = 32.0;
+  double beta_slow = 1.0;
+  double mscale = 1.0;
+  double mscale_all_dim = 0.0;
+};
+
+struct ModelConfig {
+  std::string architecture;  // "DeepseekV3ForCausalLM"
+  std::string model_type;    // "deepseek_v3", "deepseek_v2", "kimi_k2"
+
+  int64_t vocab_size = 0;
+  int64_t hidden_size = 0;
+  int64_t intermediate_size = 0;  // dense layers
+  int64_t num_hidden_layers = 0;
+  int64_t num_attention_heads = 0;
+  int64_t max_position_embeddings = 0;
+  double rms_norm_eps = 1e-6;
+  bool tie_word_embeddings = false;
+
+  // MLA (DeepSeek-V2 section 2.1)
+  std::optional<int64_t> q_lora_rank;  // none: a plain q_proj
+  int64_t kv_lora_rank = 0;
+  int64_t qk_nope_head_dim = 0;
+  int64_t qk_rope_head_dim = 0;
+  int64_t v_head_dim = 0;
+  double rope_theta = 10000.0;
+  bool rope_interleave = true;
+  std::optional<RopeScaling> rope_scaling;
+
+  // MoE
+  int64_t n_routed_experts = 0;  // 0: no MoE layer at all
+  int64_t num_experts_per_tok = 0;
+  int64_t n_shared_experts = 0;
+  int64_t moe_intermediate_size = 0;
+  int64_t first_k_dense_replace = 0;
+  int64_t moe_layer_freq = 1;
+  int64_t n_group = 1;
+  int64_t topk_group = 1;
+  ScoringFunc scoring_func = ScoringFunc::kSigmoid;
+  TopkMethod topk_method = TopkMethod::kNoauxTc;
+  bool norm_topk_prob = true;
+  double routed_scaling_factor = 1.0;
+
+  int64_t num_nextn_predict_layers = 0;  // MTP modules; loaded later, ignored where not used
+
+  std::vector<int32_t> eos_token_ids;  // union of config.json, generation_config.json (TROUBLES 63)
+  std::optional<int32_t> bos_token_id;
+
+  bool fp8_blocks = false;  // quantization_config: fp8, e4m3, 128x128 blocks
+  std::vector<std::string> notes;  // what was assumed, for the log ("rope_scaling.original_max_position_embeddings missing: ...")
+
+  bool IsMoeLayer(int64_t layer) const {
+    return n_routed_experts > 0 && layer >= first_k_dense_replace && layer % moe_layer_freq == 0;
+  }
+  int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
+  int64_t kv_row() const { return kv_lora_rank + qk_rope_head_dim; }  // elements of KV a token and layer
+
+  // Softmax scale: (nope + rope)^-0.5, times mscale(factor, mscale_all_dim)^2 under YaRN (DeepSeek's own modelling code).
+  double SoftmaxScale() const;
+  // Rotary inverse frequencies [qk_rope_head_dim / 2] and the factor on cos and sin (YaRN: mscale(f, mscale) / mscale(f, mscale_all_dim)).
+  std::vector<double> RopeInverseFrequencies() const;
+  double RopeAttentionFactor() const;
+};
+
+// `json_text`: config.json, where Python's NaN/Infinity are refused by key; `generation_config_text`: empty when the file is absent.
+absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json_text, std::string_view generation_config_text);
+// Reads both files of a Hugging Face directory.
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_dir);
+
+}  // namespace hearth

@@ -1,0 +1,59 @@
+// safetensors files and whole Hugging Face checkpoints: bytes on disk -> named tensors, every length checked before it is believed.
+// Room: common/formats. May touch: common/base. Threads: any; const after open.
+// Format: 8-byte little-endian header length, JSON header {name: {dtype, shape, data_offsets}}, then the tensors' bytes.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/dtype.h"
+#include "common/base/status.h"
+
+namespace hearth {
+
+// Where a tensor's bytes lie on disk.
+struct CheckpointTensor {
+  std::string name;
+  DType dtype = DType::kInvalid;
+  std::vector<int64_t> shape;
+  int file = 0;          // index into Checkpoint::files
+  uint64_t offset = 0;   // from the file's start
+  uint64_t bytes = 0;
+};
+
+struct CheckpointFile {
+  std::string path;
+  uint64_t bytes = 0;
+};
+
+// Published cap of the format's own library; above it a header is refused.
+inline constexpr uint64_t kSafetensorsHeaderMax = 100'000'000;
+
+// Reads and checks one file's header: length, JSON, duplicate names, known dtypes, shape x dtype == bytes, offsets inside the file,
+// without gap or overlap. Errors name the file and the tensor.
+absl::StatusOr<std::vector<CheckpointTensor>> ReadSafetensorsHeader(const std::string& path);
+
+// A Hugging Face directory: model.safetensors, or the shards that model.safetensors.index.json names, or (no index) every
+// *.safetensors there. Errors: NotFound for missing shards or indexed tensors, all of them named, "incomplete download?";
+// DataLoss for truncated files; InvalidArgument for what contradicts itself (a tensor in two files, index and file disagree).
+class Checkpoint {
+ public:
+  static absl::StatusOr<Checkpoint> Open(const std::string& model_dir);
+
+  const std::string& dir() const { return dir_; }
+  const std::vector<CheckpointFile>& files() const { return files_; }
+  const std::map<std::string, CheckpointTensor, std::less<>>& tensors() const { return tensors_; }
+  const CheckpointTensor* Find(std::string_view name) const;
+  uint64_t total_bytes() const;
+
+ private:
+  std::string dir_;
+  std::vector<CheckpointFile> files_;
+  std::map<std::string, CheckpointTensor, std::less<>> tensors_;
+};
+
+}  // namespace hearth

@@ -1,0 +1,198 @@
+// The scalar path: plain loops in F32, the reference that the SIMD paths are tested against and the way on any x86-64 CPU.
+// Room: common/kernels. Threads: any; no state.
+#include <bit>
+#include <cmath>
+#include <cstring>
+
+#include "common/kernels/portable_exp.h"
+#include "common/kernels/tables.h"
+
+namespace hearth {
+namespace {
+
+// F8E4M3ToFloat as a table: a call per weight would make this path useless.
+struct F8Table {
+  float value[256] = {};
+  constexpr F8Table() {
+    for (uint32_t code = 0; code < 256; ++code) {
+      const uint32_t exponent = (code >> 3) & 15;
+      const uint32_t mantissa = code & 7;
+      float magnitude = static_cast<float>(mantissa) * 0x1p-9f;
+      if (exponent != 0) magnitude = std::bit_cast<float>(((exponent + 120) << 23) | (mantissa << 20));
+      if ((code & 0x7f) == 0x7f) magnitude = __builtin_nanf("");
+      value[code] = (code & 0x80) ? -magnitude : magnitude;
+    }
+  }
+};
+constexpr F8Table kF8;
+
+// Element i of a row in the checkpoint's precision. Reads bytes: checkpoints promise no alignment.
+template <DType kDType>
+float Element(const uint8_t* row, int64_t i) {
+  if constexpr (kDType == DType::kF8E4M3) {
+    return kF8.value[row[i]];
+  } else if constexpr (kDType == DType::kF32) {
+    float value;
+    std::memcpy(&value, row + 4 * i, sizeof(value));
+    return value;
+  } else {
+    uint16_t bits;
+    std::memcpy(&bits, row + 2 * i, sizeof(bits));
+    if constexpr (kDType == DType::kBF16) return ToFloat(bf16{bits});
+    return F16ToFloat(bits);
+  }
+}
+
+const uint8_t* RowData(const WeightView& w, int64_t row) {
+  return static_cast<const uint8_t*>(w.data) + static_cast<size_t>(row * w.row_stride) * DTypeBytes(w.dtype);
+}
+
+const float* RowScales(const WeightView& w, int64_t row) {
+  return w.scales + (w.scale_row0 + row) / kScaleBlock * w.scale_stride;
+}
+
+// Calls f.template operator()<dtype>().
+template <class F>
+void ForDType(DType dtype, F f) {
+  switch (dtype) {
+    case DType::kF8E4M3: return f.template operator()<DType::kF8E4M3>();
+    case DType::kBF16: return f.template operator()<DType::kBF16>();
+    case DType::kF16: return f.template operator()<DType::kF16>();
+    case DType::kF32: return f.template operator()<DType::kF32>();
+    case DType::kInvalid: return;
+  }
+}
+
+void ScalarToBf16(const float* src, bf16* dst, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) dst[i] = ToBf16(src[i]);
+}
+
+void RmsNorm(const float* x, const float* weight, float eps, bf16* out, int64_t n) {
+  float sum = 0.0f;
+  for (int64_t i = 0; i < n; ++i) sum += x[i] * x[i];
+  const float inverse = 1.0f / std::sqrt(sum / static_cast<float>(n) + eps);
+  for (int64_t i = 0; i < n; ++i) out[i] = ToBf16(x[i] * inverse * weight[i]);
+}
+
+template <DType kDType>
+float DotRange(const uint8_t* row, const bf16* x, int64_t begin, int64_t end) {
+  float sum = 0.0f;
+  for (int64_t c = begin; c < end; ++c) sum += Element<kDType>(row, c) * ToFloat(x[c]);
+  return sum;
+}
+
+template <DType kDType>
+float RowDot(const WeightView& w, int64_t row, const bf16* x) {
+  const uint8_t* data = RowData(w, row);
+  if constexpr (kDType != DType::kF8E4M3) return DotRange<kDType>(data, x, 0, w.cols);
+  const float* scales = RowScales(w, row);
+  float total = 0.0f;
+  for (int64_t begin = 0; begin < w.cols; begin += kScaleBlock) {
+    const int64_t end = begin + kScaleBlock < w.cols ? begin + kScaleBlock : w.cols;
+    total += DotRange<kDType>(data, x, begin, end) * scales[begin / kScaleBlock];
+  }
+  return total;
+}
+
+void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin,
+            int64_t row_end) {
+  ForDType(w.dtype, [&]<DType kDType>() {
+    for (int64_t r = row_begin; r < row_end; ++r) {
+      for (int64_t m = 0; m < m_count; ++m) y[m * ldy + r] = RowDot<kDType>(w, r, x + m * ldx);
+    }
+  });
+}
+
+void LinearTransposed(const WeightView& w, const bf16* x, float* y, int64_t col_begin, int64_t col_end) {
+  for (int64_t c = col_begin; c < col_end; ++c) y[c] = 0.0f;
+  ForDType(w.dtype, [&]<DType kDType>() {
+    for (int64_t r = 0; r < w.rows; ++r) {
+      const uint8_t* data = RowData(w, r);
+      const float xr = ToFloat(x[r]);
+      for (int64_t c = col_begin; c < col_end; ++c) {
+        float weight = Element<kDType>(data, c);
+        if constexpr (kDType == DType::kF8E4M3) weight *= RowScales(w, r)[c / kScaleBlock];
+        y[c] += xr * weight;
+      }
+    }
+  });
+}
+
+void SiluMul(const float* gate, const float* up, bf16* out, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) out[i] = ToBf16(gate[i] / (1.0f + PortableExp(-gate[i])) * up[i]);
+}
+
+void Axpy(float a, const float* x, float* y, int64_t n) {
+  for (int64_t i = 0; i < n; ++i) y[i] += a * x[i];
+}
+
+float Dot(const bf16* a, const bf16* b, int64_t n, float sum) {
+  for (int64_t i = 0; i < n; ++i) sum += ToFloat(a[i]) * ToFloat(b[i]);
+  return sum;
+}
+
+// Turns `count` scores into exp(score - max), moves the state on and rescales acc [n] to the new max.
+void AdvanceSoftmax(float* scores, int64_t count, SoftmaxState* state, float* acc, int64_t n) {
+  float max = state->max;
+  for (int64_t j = 0; j < count; ++j) max = scores[j] > max ? scores[j] : max;
+  if (max == -__builtin_inff()) {  // nothing visible so far
+    for (int64_t j = 0; j < count; ++j) scores[j] = 0.0f;
+    return;
+  }
+  const float factor = PortableExp(state->max - max);
+  for (int64_t i = 0; i < n; ++i) acc[i] *= factor;
+  state->sum *= factor;
+  state->max = max;
+  for (int64_t j = 0; j < count; ++j) {
+    scores[j] = PortableExp(scores[j] - max);
+    state->sum += scores[j];
+  }
+}
+
+void AddValues(const float* p, const bf16* v, int64_t ldv, int64_t count, float* acc, int64_t n) {
+  for (int64_t j = 0; j < count; ++j) {
+    for (int64_t i = 0; i < n; ++i) acc[i] += p[j] * ToFloat(v[j * ldv + i]);
+  }
+}
+
+void MlaAbsorbed(const bf16* q_latent, const bf16* q_rope, const bf16* kv, int64_t count, int64_t heads, int64_t rank,
+                 int64_t rope, float scale, SoftmaxState* state, float* acc, float* scratch) {
+  const int64_t ldkv = rank + rope;
+  for (int64_t h = 0; h < heads; ++h) {
+    float* scores = scratch + h * 64;
+    for (int64_t j = 0; j < count; ++j) {
+      const bf16* row = kv + j * ldkv;
+      const float latent = Dot(q_latent + h * rank, row, rank, 0.0f);
+      scores[j] = scale * Dot(q_rope + h * rope, row + rank, rope, latent);
+    }
+    AdvanceSoftmax(scores, count, &state[h], acc + h * rank, rank);
+    AddValues(scores, kv, ldkv, count, acc + h * rank, rank);
+  }
+}
+
+void AttentionExpanded(const bf16* q, const bf16* k, int64_t ldk, const bf16* k_rope, int64_t ld_rope, const bf16* v,
+                       int64_t ldv, int64_t count, int64_t nope, int64_t rope, int64_t v_dim, float scale,
+                       SoftmaxState* state, float* acc, float* scratch) {
+  for (int64_t j = 0; j < count; ++j) {
+    const float plain = Dot(q, k + j * ldk, nope, 0.0f);
+    scratch[j] = scale * Dot(q + nope, k_rope + j * ld_rope, rope, plain);
+  }
+  AdvanceSoftmax(scratch, count, state, acc, v_dim);
+  AddValues(scratch, v, ldv, count, acc, v_dim);
+}
+
+}  // namespace
+
+extern const KernelTable kScalarTable = {
+    .name = "scalar",
+    .to_bf16 = ScalarToBf16,
+    .rms_norm = RmsNorm,
+    .linear = Linear,
+    .linear_transposed = LinearTransposed,
+    .silu_mul = SiluMul,
+    .axpy = Axpy,
+    .mla_absorbed = MlaAbsorbed,
+    .attention_expanded = AttentionExpanded,
+};
+
+}  // namespace hearth

@@ -1,0 +1,69 @@
+// The KV pool: pages of 64 tokens in shared memory, their header, and who may write which word. Layout: docs/kv-pool.md.
+// Room: common/shm. May touch: common/base. Processes: the store creates it and names each page's one writer in its table; workers map read-write.
+// If a writer dies in mid-store: `tokens_valid` alone is believed; what lies beyond it is recomputed by the next writer.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+
+#include "common/base/dtype.h"
+#include "common/base/hash.h"
+#include "common/base/status.h"
+#include "common/shm/region.h"
+
+namespace hearth {
+
+inline constexpr uint64_t kKvPoolVersion = 1;
+inline constexpr int64_t kPageTokens = 64;
+inline constexpr uint64_t kPageHeaderBytes = 1024;
+
+// At the start of each page. Writer: the page's owner (one stream's one worker), until SEALED; then nobody.
+struct KvPageHeader {
+  // Tokens [0, tokens_valid) of the page are complete in every layer, their ids below are written. Release store after the KV and the ids.
+  std::atomic<uint32_t> tokens_valid;
+  // How many of them, from the page's start, the prefill form wrote; the rest were written by the decode form. Stored before tokens_valid.
+  std::atomic<uint32_t> prefill_tokens;
+  // The pass in progress: pending_tokens << 32 | layers_ready. Zeroed by each new writer; a hint for a reader that follows layer by layer.
+  std::atomic<uint64_t> progress;
+  int32_t token_ids[kPageTokens];
+  uint8_t reserved[kPageHeaderBytes - 16 - 4 * kPageTokens];
+};
+static_assert(sizeof(KvPageHeader) == kPageHeaderBytes && offsetof(KvPageHeader, token_ids) == 16);
+
+// What a page holds. MLA: [layers, 64, row_elements] BF16, row = latent | rotary key.
+struct KvGeometry {
+  uint32_t layers = 0;
+  uint32_t row_elements = 0;  // a token and layer
+  DType dtype = DType::kBF16;
+  uint32_t reserved = 0;
+  uint64_t num_pages = 0;
+
+  uint64_t layer_bytes() const { return static_cast<uint64_t>(kPageTokens) * row_elements * DTypeBytes(dtype); }
+  // Pages begin on 4 KiB.
+  uint64_t page_bytes() const { return (kPageHeaderBytes + layers * layer_bytes() + 4095) / 4096 * 4096; }
+};
+
+class KvPool {
+ public:
+  static absl::StatusOr<std::shared_ptr<KvPool>> Create(const RegionPlace& place, const Hash128& generation, const KvGeometry& geometry);
+  static absl::StatusOr<std::shared_ptr<KvPool>> Attach(const RegionPlace& place, const Hash128& generation);
+  // A pool in private memory, for tests and measurements.
+  static std::shared_ptr<KvPool> InMemory(const KvGeometry& geometry);
+  virtual ~KvPool() = default;
+
+  virtual const KvGeometry& geometry() const = 0;
+  virtual uint8_t* pages() const = 0;  // page i begins at pages() + i * page_bytes()
+  virtual ShmRegion* region() = 0;     // null for InMemory
+
+  KvPageHeader& header(int32_t page) const {
+    return *reinterpret_cast<KvPageHeader*>(pages() + static_cast<uint64_t>(page) * geometry().page_bytes());
+  }
+  // [64, row_elements]
+  bf16* rows(int32_t page, int64_t layer) const {
+    return reinterpret_cast<bf16*>(pages() + static_cast<uint64_t>(page) * geometry().page_bytes() + kPageHeaderBytes +
+                                   static_cast<uint64_t>(layer) * geometry().layer_bytes());
+  }
+};
+
+}  // namespace hearth

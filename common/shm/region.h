@@ -1,0 +1,91 @@
+// A shared-memory region: one plain file, one fixed header, one state word. docs/shared-memory.md is the contract.
+// Room: common/shm. May touch: common/base. Processes: one creator (the weight store), any number of mappers.
+// If a mapper dies: nothing here changes. If the creator dies: the file stays; the next store adopts or removes it.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/hash.h"
+#include "common/base/process.h"
+#include "common/base/status.h"
+
+namespace hearth {
+
+inline constexpr uint64_t kRegionMagic = 0x3154'5245'4148'5247;  // "GRHAERT1" read as bytes: which file this is, before anything is believed
+inline constexpr uint32_t kRegionFormatVersion = 1;
+inline constexpr uint64_t kRegionHeaderBytes = 4096;
+
+enum class RegionKind : uint32_t { kManifest = 1, kSegment = 2, kKvPool = 3, kStoreTable = 4, kExpertRing = 5 };
+enum class RegionState : uint32_t { kLoading = 1, kReady = 2, kRetired = 3 };
+
+// At offset 0 of each region. The fixed part is written once, before kLoading is stored, and is covered by `fixed_hash`.
+struct RegionHeader {
+  uint64_t magic;
+  uint32_t format_version;
+  RegionKind kind;
+  uint64_t region_bytes;     // whole file
+  Hash128 generation;        // random; zero for regions that outlive generations (the store table)
+  uint64_t kind_version;     // version of what follows the header (manifest layout, pool layout, ...)
+  uint64_t reserved;
+  uint64_t fixed_hash;       // XXH3-64 of the bytes before this field
+  // Outside the hash, each validated on its own:
+  std::atomic<uint32_t> state;        // RegionState; writer: the owning store; release store after what it publishes
+  std::atomic<int32_t> owner_pid;     // the store that owns the region now; rewritten at adoption
+  std::atomic<uint64_t> owner_start;  // its start time in clock ticks (pid reuse)
+};
+static_assert(offsetof(RegionHeader, fixed_hash) == 56 && offsetof(RegionHeader, state) == 64 &&
+              offsetof(RegionHeader, owner_start) == 72 && sizeof(RegionHeader) == 80);
+static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
+
+// Where a node's regions live and how their files are called: <dir>/hearth.<node>.<what>[.<generation hex>].
+struct RegionPlace {
+  std::string dir;   // "/dev/shm"
+  std::string node;  // config node.name
+  std::string Path(std::string_view what) const;
+  std::string Path(std::string_view what, const Hash128& generation) const;
+};
+
+enum class MapMode { kReadOnly, kReadWrite };
+
+class ShmRegion {
+ public:
+  // Makes the file (mode 0600), allocates every byte of it (fallocate: a full tmpfs is ResourceExhausted here, never SIGBUS later; the message has
+  // needed and available), maps it read-write, writes the header with state kLoading. AlreadyExists if the file is there.
+  static absl::StatusOr<ShmRegion> Create(const std::string& path, RegionKind kind, uint64_t kind_version, const Hash128& generation,
+                                          uint64_t body_bytes);
+  // Maps an existing file after validating its header. Errors: NotFound; FailedPrecondition for another magic or version (both
+  // named) or another kind; DataLoss for a wrong size or hash.
+  static absl::StatusOr<ShmRegion> Open(const std::string& path, RegionKind kind, uint64_t kind_version, MapMode mode);
+
+  ShmRegion(ShmRegion&&) noexcept;
+  ShmRegion& operator=(ShmRegion&&) noexcept;
+  ~ShmRegion();  // unmaps; the file stays
+
+  RegionHeader& header() const;
+  uint8_t* base() const;   // of the file, header included
+  uint8_t* body() const { return base() + kRegionHeaderBytes; }
+  uint64_t bytes() const;
+  uint64_t body_bytes() const { return bytes() - kRegionHeaderBytes; }
+  const std::string& path() const;
+
+  RegionState state() const { return static_cast<RegionState>(header().state.load(std::memory_order_acquire)); }
+  void SetState(RegionState state) { header().state.store(static_cast<uint32_t>(state), std::memory_order_release); }
+  void SetOwner(const ProcessId& owner);
+  ProcessId owner() const;
+
+ private:
+  struct Impl;
+  explicit ShmRegion(std::unique_ptr<Impl> impl);
+  std::unique_ptr<Impl> impl_;
+};
+
+// Bytes that may still be allocated in the file system of `dir` (statvfs), and whether it is writable: checked before loading.
+absl::StatusOr<uint64_t> ShmAvailableBytes(const std::string& dir);
+// Paths of all regions of a node, whatever their state; files of other nodes and programs are never returned.
+std::vector<std::string> ListRegions(const RegionPlace& place);
+
+}  // namespace hearth

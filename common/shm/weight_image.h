@@ -1,0 +1,70 @@
+// A published weight image, read side: attach to a generation, find tensors and expert records. Layout: docs/weight-image.md.
+// Room: common/shm. May touch: common/base. Processes: workers map it read-only; only the store writes, and only before READY.
+// A mapping stays valid after the store died or retired the generation: the pages live as long as somebody maps them.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/dtype.h"
+#include "common/base/hash.h"
+#include "common/base/status.h"
+#include "common/shm/region.h"
+
+namespace hearth {
+
+inline constexpr uint64_t kManifestVersion = 1;
+inline constexpr uint64_t kSegmentVersion = 1;
+inline constexpr uint64_t kImageAlign = 4096;  // tensors and expert records begin on these
+
+struct ImageTensor {
+  const void* data = nullptr;
+  DType dtype = DType::kInvalid;
+  std::vector<int64_t> shape;
+  const float* scales = nullptr;  // FP8: [ceil(rows/128), ceil(cols/128)]
+  int64_t scale_stride = 0;
+};
+
+// One shard of one routed expert: gate [count, H] | up [count, H] | down [H, count] | scales, for intermediate rows [begin, begin + count).
+struct ImageExpert {
+  DType dtype = DType::kInvalid;
+  int64_t begin = 0;
+  int64_t count = 0;  // 0: this shard is empty
+  const void* gate = nullptr;
+  const void* up = nullptr;
+  const void* down = nullptr;
+  const float* gate_scales = nullptr;  // [ceil(count/128), ceil(H/128)]
+  const float* up_scales = nullptr;
+  const float* down_scales = nullptr;  // [ceil(H/128), ceil(count/128)]
+};
+
+// Intermediate rows of shard s of S: blocks [s*B/S, (s+1)*B/S) of B = ceil(intermediate/128), in integer division (DESIGN 3.1).
+struct ShardRange {
+  int64_t begin = 0;
+  int64_t count = 0;
+};
+ShardRange ExpertShard(int64_t intermediate, int64_t shard, int64_t num_shards);
+
+class WeightImage {
+ public:
+  // Errors: NotFound, FailedPrecondition (not READY, another version), DataLoss (manifest hash, segment of another generation, offsets outside).
+  static absl::StatusOr<std::shared_ptr<const WeightImage>> Attach(const RegionPlace& place, const Hash128& generation);
+  virtual ~WeightImage() = default;
+
+  virtual const Hash128& generation() const = 0;
+  virtual const Hash128& fingerprint() const = 0;  // of the model: config and all tensors
+  virtual const std::string& config_json() const = 0;
+  virtual const std::string& generation_config_json() const = 0;
+  virtual const std::string& model_dir() const = 0;  // where it was loaded from (tokenizer files)
+  virtual int64_t num_shards() const = 0;
+  virtual uint64_t total_bytes() const = 0;
+  virtual std::vector<uint64_t> segment_bytes() const = 0;
+
+  virtual absl::StatusOr<ImageTensor> Tensor(std::string_view name) const = 0;  // NotFound names the tensor
+  virtual absl::StatusOr<ImageExpert> Expert(int64_t layer, int64_t expert, int64_t shard) const = 0;
+};
+
+}  // namespace hearth

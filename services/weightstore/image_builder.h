@@ -1,0 +1,48 @@
+// Checkpoint -> published weight image: plan, refuse, read, check, place, hash, publish. Layout: docs/weight-image.md.
+// Room: services/weightstore. May touch: common/{formats,shm,numa,base}. Not: gRPC. Threads: one caller; makes its own reader threads.
+// If the process dies at any point before the last step, no region is READY and the next store removes the leftovers.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "common/base/hash.h"
+#include "common/base/status.h"
+#include "common/shm/region.h"
+
+namespace hearth {
+
+struct LoadProgress {
+  uint64_t done_bytes = 0;
+  uint64_t total_bytes = 0;
+  double bytes_per_second = 0;
+  double eta_seconds = 0;
+};
+
+struct BuildOptions {
+  std::string model_dir;
+  RegionPlace place;
+  int num_shards = 1;      // NUMA shards of routed experts; may exceed the machine's nodes (a pretended topology)
+  int num_threads = 0;     // 0: as many as the machine has cores, at most 16
+  std::function<void(const LoadProgress&)> progress;  // several times a second, from one thread; may be empty
+  std::function<bool()> cancelled;                    // looked at between reads; may be empty
+  uint64_t reserve_bytes = 0;                         // must stay available in the shm directory afterwards (KV pool, rings)
+};
+
+struct BuildResult {
+  Hash128 generation;
+  Hash128 fingerprint;
+  uint64_t bytes = 0;      // of all segments
+  double seconds = 0;
+};
+
+// Everything that can be known before the first byte is read is refused before it: config, plan, missing shards, memory (needed and available).
+// What can be known only from bytes (NaN codes, bad scales) removes all that was made. Errors: see formats/*.h; ResourceExhausted for memory; Cancelled.
+absl::StatusOr<BuildResult> BuildImage(const BuildOptions& options);
+
+// Holds a published image against its manifest's sums, and, if `model_dir` is not empty, against the checkpoint's bytes. DataLoss names the first tensor that differs.
+absl::Status VerifyImage(const RegionPlace& place, const Hash128& generation, const std::string& model_dir,
+                         const std::function<void(const LoadProgress&)>& progress);
+
+}  // namespace hearth
