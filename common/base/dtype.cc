@@ -84,6 +84,7 @@ uint16_t FloatToF16(float x) {
   const uint16_t sign = std::signbit(x) ? 0x8000 : 0;
   const float a = std::fabs(x);
   if (std::isnan(x)) return sign | 0x7e00;
+  if (a == 0.0f) return sign;
   if (a >= 65520.0f) return sign | 0x7c00;
   int exponent;
   std::frexp(a, &exponent);
