@@ -41,7 +41,6 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"weightstore", "kv_pool_bytes", &c.kv_pool_bytes, 0},
       {"weightstore", "kv_pool_tokens", &c.kv_pool_tokens, 0, int64_t{1} << 32},
       {"weightstore", "orphan_grace_ms", &c.orphan_grace_ms, 0, kDayMs},
-      {"weightstore", "router_grace_ms", &c.router_grace_ms, 0, kDayMs},
       {"weightstore", "reuse_decoded_pages", &c.reuse_decoded_pages},
       {"prefill", "instances", &c.prefill_instances, 0, 16},
       {"prefill", "threads", &c.prefill_threads, 0, 1024},

@@ -28,7 +28,6 @@ struct NodeConfig {
   int64_t kv_pool_bytes = 0;                 // 0: kv_pool_tokens decides
   int64_t kv_pool_tokens = 0;                // 0: batch x context, at least 32768 tokens
   int64_t orphan_grace_ms = 60'000;          // pages of a stream whose worker died wait so long for the next one
-  int64_t router_grace_ms = 60'000;
   bool reuse_decoded_pages = true;           // false: prefix hits only on pages that the prefill form wrote throughout (tests that compare texts)
 
   // [prefill]

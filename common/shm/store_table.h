@@ -19,21 +19,21 @@ inline constexpr int64_t kLeasesMax = 64;
 inline constexpr int64_t kPagesPerStreamMax = 1 << 20;
 
 enum class LeaseState : uint32_t { kFree = 0, kLive = 1, kDead = 2 };  // "suspect" is not stored: it is a live lease without a beat
-enum class LeaseKind : uint32_t { kPrefill = 1, kDecode = 2, kRouter = 3 };
+enum class LeaseKind : uint32_t { kPrefill = 1, kDecode = 2 };  // the router holds no rows and needs no entry
 
 // One lease. All fields but `state` are written before `state` becomes kLive (release), and not changed after, except where said.
 struct LeaseEntry {
   std::atomic<uint32_t> state;   // LeaseState; the last store of an entry's making, the first of its end
   LeaseKind kind;
   uint64_t lease_id;             // random, never reused
-  int32_t pid;                   // 0 for the router: its lease is a name
+  int32_t pid;
   uint32_t reserved;
   uint64_t start_ticks;
   Hash128 generation;
   uint64_t numerics;
   std::atomic<int64_t> dead_since_ns;  // CLOCK_MONOTONIC; stored before state becomes kDead
   char name[32];                 // "decode.0", zero-terminated
-  uint8_t pad[24];
+  uint8_t pad[32];
 };
 static_assert(sizeof(LeaseEntry) == 128 && offsetof(LeaseEntry, lease_id) == 8 && offsetof(LeaseEntry, generation) == 32 &&
               offsetof(LeaseEntry, dead_since_ns) == 56 && offsetof(LeaseEntry, name) == 64);

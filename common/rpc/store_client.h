@@ -1,0 +1,60 @@
+// A process's standing connection to the weight store: one Attach stream with a beat, re-attached for ever with back-off, and the page calls.
+// Room: common/rpc. May touch: proto, common/{shm,base}. Threads: any; callbacks come on a thread of the client's own.
+// If the store dies: the worker keeps its mappings and spare pages; calls give Unavailable; the client re-attaches with its lease, its
+// generation and all that it holds. If the store refuses (generation gone): `on_lost` - drain and exit.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/hash.h"
+#include "common/base/status.h"
+#include "common/rpc/page_store.h"
+#include "common/shm/region.h"
+
+namespace hearth {
+
+enum class ClientKind { kPrefill = 1, kDecode = 2, kRouter = 3 };
+
+struct Holding {
+  Hash128 request;
+  std::vector<int32_t> pages;
+};
+
+struct StoreClientOptions {
+  std::string socket_path;
+  ClientKind kind = ClientKind::kDecode;
+  std::string name;        // "decode.0"
+  uint64_t numerics = 0;   // see AttachRequest.Hello
+  std::function<std::vector<Holding>()> holdings;           // asked at each re-attach; may be empty
+  std::function<void(const Hash128& generation)> on_switch;  // a newer generation is READY
+  std::function<void(const absl::Status& why)> on_lost;      // the store says that our generation or lease is gone
+};
+
+// How far the store is, for health and status.
+struct StoreView {
+  bool attached = false;
+  std::optional<Hash128> generation;  // READY
+  RegionPlace place;
+  double load_fraction = 0;           // while loading
+  double load_eta_seconds = 0;
+  std::string phase;
+  bool reuse_decoded_pages = true;
+  std::string away_reason;            // when not attached
+};
+
+class StoreClient : public PageStore {
+ public:
+  static std::unique_ptr<StoreClient> Start(StoreClientOptions options);
+  ~StoreClient() override = default;  // ends the stream; the store sees a clean goodbye
+
+  virtual StoreView View() const = 0;
+  // Until a generation is READY, `stopped` says true, or the deadline (CLOCK_MONOTONIC ns) passes.
+  virtual absl::StatusOr<Hash128> WaitForGeneration(const std::function<bool()>& stopped, int64_t deadline_ns) = 0;
+  virtual absl::StatusOr<int32_t> Peek(const Hash128& generation, const std::vector<int32_t>& token_ids) = 0;
+};
+
+}  // namespace hearth
