@@ -4,8 +4,10 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <string_view>
 
 #include "common/base/dtype.h"
 #include "common/base/hash.h"
@@ -44,9 +46,24 @@ struct KvGeometry {
   uint64_t page_bytes() const { return (kPageHeaderBytes + layers * layer_bytes() + 4095) / 4096 * 4096; }
 };
 
+// The body of the pool's region begins with this; the pages follow at kKvPagesOffset of the body. Written once, before READY.
+struct KvPoolHeader {
+  KvGeometry geometry;
+  uint64_t page_bytes;    // what the geometry gives: a second opinion
+  uint64_t pages_offset;  // from the body's start
+  uint64_t sum;           // XXH3-64 of the bytes before this field
+};
+static_assert(sizeof(KvGeometry) == 24 && offsetof(KvGeometry, row_elements) == 4 && offsetof(KvGeometry, dtype) == 8 &&
+              offsetof(KvGeometry, num_pages) == 16);
+static_assert(sizeof(KvPoolHeader) == 48 && offsetof(KvPoolHeader, page_bytes) == 24 && offsetof(KvPoolHeader, sum) == 40);
+inline constexpr uint64_t kKvPagesOffset = 4096;
+inline constexpr std::string_view kKvPoolWhat = "kv";  // hearth.<node>.kv.<generation>
+
 class KvPool {
  public:
+  // Allocates all pages, zeroed, and leaves the region READY. Errors: as ShmRegion::Create; InvalidArgument for the geometry.
   static absl::StatusOr<std::shared_ptr<KvPool>> Create(const RegionPlace& place, const Hash128& generation, const KvGeometry& geometry);
+  // Maps it read-write. Errors: as ShmRegion::Open; FailedPrecondition when not READY; DataLoss for a geometry that can't be.
   static absl::StatusOr<std::shared_ptr<KvPool>> Attach(const RegionPlace& place, const Hash128& generation);
   // A pool in private memory, for tests and measurements.
   static std::shared_ptr<KvPool> InMemory(const KvGeometry& geometry);

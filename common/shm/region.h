@@ -4,9 +4,12 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/base/hash.h"
@@ -54,11 +57,13 @@ enum class MapMode { kReadOnly, kReadWrite };
 class ShmRegion {
  public:
   // Makes the file (mode 0600), allocates every byte of it (fallocate: a full tmpfs is ResourceExhausted here, never SIGBUS later; the message has
-  // needed and available), maps it read-write, writes the header with state kLoading. AlreadyExists if the file is there.
+  // needed and available), maps it read-write, writes the header with state kLoading and this process as owner. AlreadyExists if the file is
+  // there, PermissionDenied naming the directory that refuses, NotFound for a missing one. After an error no file is left.
   static absl::StatusOr<ShmRegion> Create(const std::string& path, RegionKind kind, uint64_t kind_version, const Hash128& generation,
                                           uint64_t body_bytes);
   // Maps an existing file after validating its header. Errors: NotFound; FailedPrecondition for another magic or version (both
-  // named) or another kind; DataLoss for a wrong size or hash.
+  // named; a zero magic is a creation that a crash cut short) or another kind; DataLoss for a wrong size, hash or state;
+  // PermissionDenied for a file that another user may have planted.
   static absl::StatusOr<ShmRegion> Open(const std::string& path, RegionKind kind, uint64_t kind_version, MapMode mode);
 
   ShmRegion(ShmRegion&&) noexcept;
@@ -74,7 +79,7 @@ class ShmRegion {
 
   RegionState state() const { return static_cast<RegionState>(header().state.load(std::memory_order_acquire)); }
   void SetState(RegionState state) { header().state.store(static_cast<uint32_t>(state), std::memory_order_release); }
-  void SetOwner(const ProcessId& owner);
+  void SetOwner(const ProcessId& owner);  // one writer: the store that has adopted the region
   ProcessId owner() const;
 
  private:
@@ -83,9 +88,18 @@ class ShmRegion {
   std::unique_ptr<Impl> impl_;
 };
 
-// Bytes that may still be allocated in the file system of `dir` (statvfs), and whether it is writable: checked before loading.
+// Bytes that may still be allocated in the file system of `dir` (statvfs; MemAvailable for a tmpfs without limit), and whether it is
+// writable: checked before loading. PermissionDenied names the directory of the path that can't be entered or written.
 absl::StatusOr<uint64_t> ShmAvailableBytes(const std::string& dir);
-// Paths of all regions of a node, whatever their state; files of other nodes and programs are never returned.
+
+// A file that carries the node's name: hearth.<node>.<what>[.<generation>], taken apart.
+struct RegionFile {
+  std::string path;
+  std::string what;
+  std::optional<Hash128> generation;
+};
+// All of a node's regions, whatever their state, sorted by path; files of other nodes and programs are never returned.
+std::vector<RegionFile> ListRegionFiles(const RegionPlace& place);
 std::vector<std::string> ListRegions(const RegionPlace& place);
 
 }  // namespace hearth

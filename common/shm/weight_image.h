@@ -32,7 +32,9 @@ struct ImageTensor {
 struct ImageExpert {
   DType dtype = DType::kInvalid;
   int64_t begin = 0;
-  int64_t count = 0;  // 0: this shard is empty
+  int64_t count = 0;  // 0: this shard is empty, all pointers are null
+  const uint8_t* record = nullptr;  // all of it, for one copy to a device; its inner offsets are ExpertRecordLayout's
+  uint64_t record_bytes = 0;
   const void* gate = nullptr;
   const void* up = nullptr;
   const void* down = nullptr;
@@ -48,6 +50,10 @@ struct ShardRange {
 };
 ShardRange ExpertShard(int64_t intermediate, int64_t shard, int64_t num_shards);
 
+inline constexpr std::string_view kManifestWhat = "manifest";  // hearth.<node>.manifest.<generation>
+std::string SegmentWhat(int64_t index);                        // hearth.<node>.segment<k>.<generation>
+
+// Threads: any; const after Attach. Checks and tables take milliseconds whatever the image's size: no weight byte is read.
 class WeightImage {
  public:
   // Errors: NotFound, FailedPrecondition (not READY, another version), DataLoss (manifest hash, segment of another generation, offsets outside).

@@ -1,0 +1,52 @@
+// One shard of one routed expert as one run of bytes: gate [c, H] | up [c, H] | down [H, c] | scales. docs/weight-image.md.
+// Room: common/shm. May touch: common/base. The weight image, expert rings and device rings all hold records of this shape.
+#pragma once
+
+#include <cstdint>
+
+#include "common/base/dtype.h"
+
+namespace hearth {
+
+inline constexpr int64_t kScaleBlock = 128;        // FP8: one F32 scale per 128 x 128 weights
+inline constexpr uint64_t kRecordPartAlign = 64;   // each part begins on a cache line
+inline constexpr int64_t kRecordSideMax = 1 << 24; // count and hidden stay below, so that no product here can overflow
+
+inline constexpr int64_t ScaleBlocks(int64_t n) { return (n + kScaleBlock - 1) / kScaleBlock; }
+
+// Byte offsets from the record's start. Without FP8 the scale parts are empty.
+struct ExpertRecordLayout {
+  uint64_t gate = 0;
+  uint64_t up = 0;
+  uint64_t down = 0;
+  uint64_t gate_scales = 0;  // [ceil(c/128), ceil(H/128)]
+  uint64_t up_scales = 0;
+  uint64_t down_scales = 0;  // [ceil(H/128), ceil(c/128)]
+  uint64_t bytes = 0;        // up to the end of the last part; bytes between parts are zero
+
+  // `count`: intermediate rows of this shard; 0 gives an empty record.
+  static ExpertRecordLayout Of(DType dtype, int64_t count, int64_t hidden) {
+    ExpertRecordLayout layout;
+    uint64_t at = 0;
+    const auto part = [&at](uint64_t bytes) {
+      at = (at + kRecordPartAlign - 1) / kRecordPartAlign * kRecordPartAlign;
+      const uint64_t begin = at;
+      at += bytes;
+      return begin;
+    };
+    const uint64_t matrix = static_cast<uint64_t>(count) * static_cast<uint64_t>(hidden) * DTypeBytes(dtype);
+    layout.gate = part(matrix);
+    layout.up = part(matrix);
+    layout.down = part(matrix);
+    if (dtype == DType::kF8E4M3) {
+      const uint64_t scales = static_cast<uint64_t>(ScaleBlocks(count) * ScaleBlocks(hidden)) * sizeof(float);
+      layout.gate_scales = part(scales);
+      layout.up_scales = part(scales);
+      layout.down_scales = part(scales);
+    }
+    layout.bytes = count == 0 ? 0 : at;
+    return layout;
+  }
+};
+
+}  // namespace hearth

@@ -1,0 +1,35 @@
+// Which generations lie in a node's directory, and how one is removed: the store adopts and cleans by these two calls.
+// Room: common/shm. May touch: common/base. Processes: only the store removes; anybody may list.
+// If the process dies while removing: the manifest went first, so what is left is listed as incomplete and can be removed again.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/hash.h"
+#include "common/base/process.h"
+#include "common/base/status.h"
+#include "common/shm/region.h"
+
+namespace hearth {
+
+struct GenerationInfo {
+  Hash128 generation;
+  RegionState state = RegionState::kLoading;  // the manifest's; kLoading where it is missing or unreadable
+  ProcessId owner;                            // of the manifest; pid 0: nobody is named
+  uint64_t bytes = 0;                         // of all its files, KV pool included
+  bool has_kv_pool = false;
+  // READY, and WeightImage::Attach takes it. False with READY: damaged, or of another version; `problem` says which.
+  bool complete = false;
+  std::string problem;  // why it is not complete
+};
+
+// Every generation of which at least one file is there, sorted by hex. Reads headers and manifests, no weight.
+std::vector<GenerationInfo> ListGenerations(const RegionPlace& place);
+
+// Unlinks all files of one generation; who still maps them keeps them. Files of other generations, nodes and programs stay.
+// OK also when there were none. Errors: PermissionDenied or Internal, after trying every file.
+absl::Status RemoveGeneration(const RegionPlace& place, const Hash128& generation);
+
+}  // namespace hearth

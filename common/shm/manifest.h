@@ -1,0 +1,128 @@
+// The manifest's bytes: what a weight image holds, where, and its sums. Byte tables: docs/weight-image.md.
+// Room: common/shm. May touch: common/base. Threads: any; plain values.
+// Writer: the image builder, before READY. Readers take a private copy, check every offset, and believe only that copy.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include "common/base/dtype.h"
+#include "common/base/hash.h"
+#include "common/base/status.h"
+#include "common/shm/region.h"
+
+namespace hearth {
+
+inline constexpr uint64_t kManifestMagic = 0x3154'464e'414d'4748;  // "HGMANFT1" read as bytes
+inline constexpr uint32_t kManifestRankMax = 4;
+inline constexpr uint32_t kManifestSegmentsMax = 1024;
+
+// A run of bytes in the manifest's text pool.
+struct ManifestText {
+  uint64_t offset;
+  uint64_t bytes;
+};
+
+// At the start of the manifest region's body.
+struct ManifestHeader {
+  uint64_t magic;
+  uint32_t num_segments;  // = shards of each routed expert
+  uint32_t num_experts;   // routed experts a MoE layer
+  uint64_t body_bytes;    // all of the manifest, this header included
+  uint64_t rows_sum;      // XXH3-64 of bytes [sizeof(ManifestHeader), body_bytes)
+  Hash128 generation;
+  Hash128 fingerprint;
+  uint64_t num_tensors;
+  uint64_t num_expert_rows;
+  uint64_t segments_offset;  // offsets from the body's start
+  uint64_t tensors_offset;
+  uint64_t experts_offset;
+  uint64_t texts_offset;
+  uint64_t texts_bytes;
+  ManifestText config_json;
+  ManifestText generation_config_json;
+  ManifestText model_dir;
+  uint64_t header_sum;  // XXH3-64 of the bytes before this field
+};
+static_assert(offsetof(ManifestHeader, generation) == 32 && offsetof(ManifestHeader, num_tensors) == 64 &&
+              offsetof(ManifestHeader, config_json) == 120 && offsetof(ManifestHeader, header_sum) == 168 && sizeof(ManifestHeader) == 176);
+
+struct SegmentRow {
+  uint64_t used_bytes;  // of the segment's body; its region may be longer by rounding
+  uint64_t reserved;
+};
+static_assert(sizeof(SegmentRow) == 16);
+
+// A tensor other than a routed expert's. Offsets count from the segment's body; `offset` is a multiple of 4096.
+struct TensorRow {
+  ManifestText name;
+  uint32_t dtype;
+  uint32_t rank;
+  int64_t dims[kManifestRankMax];  // 1 beyond rank
+  uint32_t segment;
+  uint32_t reserved;
+  uint64_t offset;
+  uint64_t bytes;
+  uint64_t scale_offset;  // FP8: F32 [scale_rows, scale_cols]; else all four are 0
+  uint64_t scale_bytes;
+  uint32_t scale_rows;
+  uint32_t scale_cols;
+  uint64_t sum;  // XXH3-64 of [offset, end of data or scales); bytes between them are zero
+};
+static_assert(offsetof(TensorRow, dims) == 24 && offsetof(TensorRow, segment) == 56 && offsetof(TensorRow, offset) == 64 &&
+              offsetof(TensorRow, scale_rows) == 96 && offsetof(TensorRow, sum) == 104 && sizeof(TensorRow) == 112);
+
+// One shard of one routed expert (expert_record.h). Rows are sorted by (layer, expert, shard) without gaps in expert and shard.
+struct ExpertRow {
+  uint32_t layer;
+  uint32_t expert;
+  uint32_t shard;
+  uint32_t segment;
+  uint64_t offset;  // of the record, a multiple of 4096; 0 when empty
+  uint64_t bytes;
+  int64_t begin;    // intermediate rows [begin, begin + count)
+  int64_t count;    // 0: empty
+  uint32_t dtype;
+  uint32_t hidden;
+  uint64_t sum;  // XXH3-64 of the record; 0 when empty
+};
+static_assert(offsetof(ExpertRow, offset) == 16 && offsetof(ExpertRow, dtype) == 48 && offsetof(ExpertRow, sum) == 56 &&
+              sizeof(ExpertRow) == 64);
+
+// A manifest as values: what the builder fills in and what a reader gets.
+struct Manifest {
+  Hash128 generation;
+  Hash128 fingerprint;
+  std::string config_json;
+  std::string generation_config_json;
+  std::string model_dir;
+  uint32_t num_experts = 0;
+  std::vector<SegmentRow> segments;
+  std::vector<std::string> tensor_names;  // parallel to `tensors`, whose name fields are filled by WriteManifest
+  std::vector<TensorRow> tensors;
+  std::vector<ExpertRow> experts;
+};
+
+// End of a tensor's bytes, scales included: its sum covers [offset, end).
+inline uint64_t TensorEnd(const TensorRow& row) {
+  return row.scale_bytes > 0 ? row.scale_offset + row.scale_bytes : row.offset + row.bytes;
+}
+
+// Bytes that WriteManifest will write; depends on counts and texts only, so that the region can be made before sums are known.
+uint64_t ManifestBytes(const Manifest& manifest);
+void WriteManifest(const Manifest& manifest, uint8_t* body);
+// Errors: DataLoss, for anything that can't be: sums, ranges, shapes, order of rows, double names.
+absl::StatusOr<Manifest> ReadManifest(const uint8_t* body, uint64_t body_bytes);
+
+// A READY generation's checked manifest and its segments, mapped read-only: what WeightImage::Attach and `verify` stand on.
+struct ImageFiles {
+  Manifest manifest;
+  std::vector<ShmRegion> segments;
+};
+// Errors: those of WeightImage::Attach. Defined in weight_image.cc.
+absl::StatusOr<ImageFiles> OpenImageFiles(const RegionPlace& place, const Hash128& generation);
+
+}  // namespace hearth

@@ -1,0 +1,346 @@
+// How a region's file is made, validated and mapped. Contract: region.h. Room: common/shm. May touch: common/base.
+// Boost.Interprocess maps; its exceptions end here.
+#include "common/shm/region.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/magic.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statfs.h>
+#include <sys/statvfs.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <boost/interprocess/exceptions.hpp>
+#include <boost/interprocess/file_mapping.hpp>
+#include <boost/interprocess/mapped_region.hpp>
+#include <fstream>
+
+#include "absl/strings/str_format.h"
+#include "common/base/check.h"
+
+namespace hearth {
+namespace {
+
+namespace bip = boost::interprocess;
+
+constexpr size_t kFixedHashOffset = offsetof(RegionHeader, fixed_hash);
+
+std::string Errno(int error) { return strerror(error); }
+
+std::string DirOf(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  if (slash == std::string::npos) return ".";
+  return slash == 0 ? "/" : path.substr(0, slash);
+}
+
+// Why a file can't be made in `dir`: the first directory on the way that refuses, since errno alone never says which.
+absl::Status DirectoryProblem(const std::string& dir) {
+  for (size_t end = dir.find('/', 1); end != std::string::npos; end = dir.find('/', end + 1)) {
+    const std::string part = dir.substr(0, end);
+    if (faccessat(AT_FDCWD, part.c_str(), X_OK, AT_EACCESS) == 0) continue;
+    if (errno == ENOENT) return absl::NotFoundError(absl::StrCat("shared-memory directory ", dir, ": ", part, " does not exist"));
+    return absl::PermissionDeniedError(absl::StrCat("shared-memory directory ", dir, ": ", part, " can't be entered by user ",
+                                                    geteuid(), " (", Errno(errno), "); give this user the x right on it"));
+  }
+  struct stat st;
+  if (stat(dir.c_str(), &st) != 0) {
+    if (errno == ENOENT) return absl::NotFoundError(absl::StrCat("shared-memory directory ", dir, " does not exist"));
+    return absl::PermissionDeniedError(absl::StrCat("shared-memory directory ", dir, ": ", Errno(errno)));
+  }
+  if (!S_ISDIR(st.st_mode)) return absl::FailedPreconditionError(absl::StrCat(dir, " is not a directory"));
+  if (faccessat(AT_FDCWD, dir.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
+    return absl::PermissionDeniedError(absl::StrCat("shared-memory directory ", dir, " is not writable by user ", geteuid(), " (",
+                                                    Errno(errno), "); give this user the w and x rights, or choose another directory"));
+  }
+  return absl::OkStatus();
+}
+
+uint64_t MemAvailableBytes() {
+  std::ifstream in("/proc/meminfo");
+  std::string key, unit;
+  uint64_t kib = 0;
+  while (in >> key >> kib && std::getline(in, unit)) {
+    if (key == "MemAvailable:") return kib * 1024;
+  }
+  return 0;
+}
+
+absl::Status MapError(const std::string& path, const std::exception& e) {
+  const auto* known = dynamic_cast<const bip::interprocess_exception*>(&e);
+  const std::string message = absl::StrCat("mapping ", path, ": ", e.what());
+  if (known != nullptr && known->get_error_code() == bip::out_of_space_error) return absl::ResourceExhaustedError(message);
+  if (known != nullptr && known->get_native_error() == ENOMEM) {
+    return absl::ResourceExhaustedError(absl::StrCat(message, "; look at `ulimit -v` and vm.max_map_count"));
+  }
+  return absl::InternalError(message);
+}
+
+std::string Printable(uint64_t magic) { return absl::StrFormat("0x%016x", magic); }
+
+std::string_view KindName(RegionKind kind) {
+  switch (kind) {
+    case RegionKind::kManifest: return "manifest";
+    case RegionKind::kSegment: return "segment";
+    case RegionKind::kKvPool: return "KV pool";
+    case RegionKind::kStoreTable: return "store table";
+    case RegionKind::kExpertRing: return "expert ring";
+  }
+  return "unknown kind";
+}
+
+// `file_bytes` is what the file system says; the header is bytes that another process wrote.
+absl::Status ValidateHeader(const RegionHeader& h, uint64_t file_bytes, const std::string& path, RegionKind kind,
+                            uint64_t kind_version) {
+  if (h.magic == 0) {
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": has no header: its maker died while creating it; it may be removed"));
+  }
+  if (h.magic != kRegionMagic) {
+    return absl::FailedPreconditionError(absl::StrCat(path, ": not a Hearth region: magic ", Printable(h.magic), ", expected ",
+                                                      Printable(kRegionMagic)));
+  }
+  if (h.format_version != kRegionFormatVersion) {
+    return absl::FailedPreconditionError(absl::StrCat(path, ": region format version ", h.format_version,
+                                                      ", this program supports version ", kRegionFormatVersion,
+                                                      "; run the matching version, or load the model anew"));
+  }
+  if (h.fixed_hash != Xxh3_64(&h, kFixedHashOffset)) {
+    return absl::DataLossError(absl::StrCat(path, ": the header's sum does not match: it is damaged"));
+  }
+  if (h.kind != kind) {
+    return absl::FailedPreconditionError(absl::StrCat(path, ": holds a ", Sv(KindName(h.kind)), " (kind ", static_cast<uint32_t>(h.kind),
+                                                      "), expected a ", Sv(KindName(kind)), " (kind ", static_cast<uint32_t>(kind), ")"));
+  }
+  if (h.kind_version != kind_version) {
+    return absl::FailedPreconditionError(absl::StrCat(path, ": ", Sv(KindName(kind)), " layout version ", h.kind_version,
+                                                      ", this program supports version ", kind_version,
+                                                      "; run the matching version, or load the model anew"));
+  }
+  if (h.region_bytes != file_bytes) {
+    return absl::DataLossError(
+        absl::StrCat(path, ": the header says ", h.region_bytes, " bytes, the file has ", file_bytes, " bytes"));
+  }
+  const uint32_t state = h.state.load(std::memory_order_acquire);
+  if (state < static_cast<uint32_t>(RegionState::kLoading) || state > static_cast<uint32_t>(RegionState::kRetired)) {
+    return absl::DataLossError(absl::StrCat(path, ": unknown state ", state, ": damaged, or its maker died while creating it"));
+  }
+  return absl::OkStatus();
+}
+
+// Closes on every way out.
+struct Fd {
+  int fd = -1;
+  ~Fd() {
+    if (fd >= 0) close(fd);
+  }
+};
+
+// Boost opens by name; this name is the file already checked, whatever has happened to the directory since.
+std::string FdPath(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
+
+// fallocate of every byte; file systems without it (some network ones) get the slow way of the C library.
+int AllocateAll(int fd, uint64_t bytes) {
+  int rc;
+  do {
+    rc = fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+  } while (rc == EINTR);
+  if (rc == EOPNOTSUPP || rc == ENOSYS) rc = posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  return rc;
+}
+
+}  // namespace
+
+struct ShmRegion::Impl {
+  std::string path;
+  MapMode mode;
+  bip::mapped_region map;
+};
+
+std::string RegionPlace::Path(std::string_view what) const { return absl::StrCat(dir, "/hearth.", node, ".", Sv(what)); }
+std::string RegionPlace::Path(std::string_view what, const Hash128& generation) const {
+  return absl::StrCat(Path(what), ".", generation.ToHex());
+}
+
+ShmRegion::ShmRegion(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
+ShmRegion::ShmRegion(ShmRegion&&) noexcept = default;
+ShmRegion& ShmRegion::operator=(ShmRegion&&) noexcept = default;
+ShmRegion::~ShmRegion() = default;
+
+absl::StatusOr<ShmRegion> ShmRegion::Create(const std::string& path, RegionKind kind, uint64_t kind_version,
+                                            const Hash128& generation, uint64_t body_bytes) {
+  const std::string dir = DirOf(path);
+  uint64_t region_bytes = kRegionHeaderBytes + body_bytes;
+  if (region_bytes < body_bytes || region_bytes > INT64_MAX) {
+    return absl::InvalidArgumentError(absl::StrCat("creating ", path, ": ", body_bytes, " bytes are beyond any file"));
+  }
+  Fd file;
+  file.fd = open(path.c_str(), O_RDWR | O_CREAT | O_EXCL | O_NOFOLLOW | O_CLOEXEC, 0600);
+  if (file.fd < 0) {
+    const int error = errno;
+    if (error == EEXIST) return absl::AlreadyExistsError(absl::StrCat(path, " is already there"));
+    RETURN_IF_ERROR(DirectoryProblem(dir));
+    const std::string message = absl::StrCat("creating ", path, ": ", Errno(error));
+    if (error == ENOSPC || error == EMFILE || error == ENFILE || error == EDQUOT) return absl::ResourceExhaustedError(message);
+    if (error == EACCES || error == EPERM || error == EROFS) return absl::PermissionDeniedError(message);
+    return absl::InternalError(message);
+  }
+  const auto fail = [&](absl::Status status) {
+    unlink(path.c_str());
+    return status;
+  };
+  struct statfs fs;
+  if (fstatfs(file.fd, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC) {  // whole huge pages, or neither truncate nor mmap agree
+    const uint64_t page = static_cast<uint64_t>(fs.f_bsize);
+    region_bytes = (region_bytes + page - 1) / page * page;
+  }
+  if (const int error = AllocateAll(file.fd, region_bytes); error != 0) {
+    const absl::StatusOr<uint64_t> available = ShmAvailableBytes(dir);
+    const std::string message =
+        absl::StrCat("allocating ", path, ": needed ", region_bytes, " bytes, available ",
+                     available.ok() ? absl::StrCat(*available, " bytes") : "unknown", " in ", dir, " (", Errno(error),
+                     "); free memory there, or raise the size of that file system (mount -o remount,size=...)");
+    if (error == ENOSPC || error == ENOMEM || error == EFBIG || error == EDQUOT) return fail(absl::ResourceExhaustedError(message));
+    return fail(absl::InternalError(message));
+  }
+  try {
+    auto impl = std::make_unique<Impl>();
+    impl->path = path;
+    impl->mode = MapMode::kReadWrite;
+    impl->map = bip::mapped_region(bip::file_mapping(FdPath(file.fd).c_str(), bip::read_write), bip::read_write, 0, region_bytes);
+    ShmRegion region(std::move(impl));
+    // Best effort: a tmpfs mounted with huge=advise hands out huge pages only to mappings that ask.
+    madvise(region.base(), region_bytes, MADV_HUGEPAGE);
+
+    RegionHeader& h = region.header();
+    absl::StatusOr<ProcessId> self = ProcessOf(getpid());
+    if (!self.ok()) return fail(self.status());
+    region.SetOwner(*self);
+    // The file is all zeros until here. The magic goes in with the sum that covers it, the state last: whatever a crash leaves
+    // is seen as unfinished.
+    h.format_version = kRegionFormatVersion;
+    h.kind = kind;
+    h.region_bytes = region_bytes;
+    h.generation = generation;
+    h.kind_version = kind_version;
+    h.reserved = 0;
+    h.magic = kRegionMagic;
+    h.fixed_hash = Xxh3_64(&h, kFixedHashOffset);
+    region.SetState(RegionState::kLoading);
+    return region;
+  } catch (const std::exception& e) {
+    return fail(MapError(path, e));
+  }
+}
+
+absl::StatusOr<ShmRegion> ShmRegion::Open(const std::string& path, RegionKind kind, uint64_t kind_version, MapMode mode) {
+  Fd file;
+  file.fd = open(path.c_str(), (mode == MapMode::kReadOnly ? O_RDONLY : O_RDWR) | O_NOFOLLOW | O_CLOEXEC);
+  if (file.fd < 0) {
+    const int error = errno;
+    if (error == ENOENT) return absl::NotFoundError(absl::StrCat(path, " does not exist"));
+    const std::string message = absl::StrCat("opening ", path, ": ", Errno(error));
+    if (error == EACCES || error == EPERM || error == EROFS) {
+      return absl::PermissionDeniedError(
+          absl::StrCat(message, "; store and workers must run as one user, this one is ", geteuid()));
+    }
+    if (error == ELOOP) return absl::PermissionDeniedError(absl::StrCat(path, " is a symbolic link: not followed"));
+    return absl::InternalError(message);
+  }
+  struct stat st;
+  if (fstat(file.fd, &st) != 0) return absl::InternalError(absl::StrCat("stat ", path, ": ", Errno(errno)));
+  if (!S_ISREG(st.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, " is not a plain file"));
+  // /dev/shm is open to all users: what somebody else put there under our name is not ours.
+  if (st.st_uid != geteuid() && st.st_uid != 0 && geteuid() != 0) {
+    return absl::PermissionDeniedError(
+        absl::StrCat(path, " belongs to user ", st.st_uid, ", this process is user ", geteuid(), ": not trusted"));
+  }
+  const uint64_t file_bytes = static_cast<uint64_t>(st.st_size);
+  if (file_bytes < kRegionHeaderBytes) {
+    return absl::DataLossError(absl::StrCat(path, ": ", file_bytes, " bytes are less than a header of ", kRegionHeaderBytes,
+                                            ": its maker died while creating it; it may be removed"));
+  }
+  try {
+    auto impl = std::make_unique<Impl>();
+    impl->path = path;
+    impl->mode = mode;
+    const bip::mode_t map_mode = mode == MapMode::kReadOnly ? bip::read_only : bip::read_write;
+    impl->map = bip::mapped_region(bip::file_mapping(FdPath(file.fd).c_str(), map_mode), map_mode, 0, file_bytes);
+    ShmRegion region(std::move(impl));
+    RETURN_IF_ERROR(ValidateHeader(region.header(), file_bytes, path, kind, kind_version));
+    madvise(region.base(), file_bytes, MADV_HUGEPAGE);
+    return region;
+  } catch (const std::exception& e) {
+    return MapError(path, e);
+  }
+}
+
+RegionHeader& ShmRegion::header() const { return *reinterpret_cast<RegionHeader*>(base()); }
+uint8_t* ShmRegion::base() const { return static_cast<uint8_t*>(impl_->map.get_address()); }
+uint64_t ShmRegion::bytes() const { return impl_->map.get_size(); }
+const std::string& ShmRegion::path() const { return impl_->path; }
+
+void ShmRegion::SetOwner(const ProcessId& owner) {
+  HEARTH_CHECK(impl_->mode == MapMode::kReadWrite);
+  RegionHeader& h = header();
+  // A reader between the stores sees pid 0, nobody, and never one owner's pid with another's start time.
+  h.owner_pid.store(0, std::memory_order_release);
+  h.owner_start.store(owner.start_ticks, std::memory_order_release);
+  h.owner_pid.store(owner.pid, std::memory_order_release);
+}
+
+ProcessId ShmRegion::owner() const {
+  const RegionHeader& h = header();
+  for (int i = 0; i < 100; ++i) {
+    const int32_t pid = h.owner_pid.load(std::memory_order_acquire);
+    const uint64_t start = h.owner_start.load(std::memory_order_acquire);
+    if (h.owner_pid.load(std::memory_order_acquire) == pid) return pid == 0 ? ProcessId{} : ProcessId{pid, start};
+  }
+  return ProcessId{};
+}
+
+absl::StatusOr<uint64_t> ShmAvailableBytes(const std::string& dir) {
+  RETURN_IF_ERROR(DirectoryProblem(dir));
+  struct statvfs fs;
+  if (statvfs(dir.c_str(), &fs) != 0) return absl::InternalError(absl::StrCat("statvfs ", dir, ": ", Errno(errno)));
+  if (fs.f_flag & ST_RDONLY) {
+    return absl::PermissionDeniedError(absl::StrCat("shared-memory directory ", dir, " is on a read-only file system"));
+  }
+  if (fs.f_blocks == 0) return MemAvailableBytes();  // a tmpfs mounted with size=0 has no limit of its own
+  return static_cast<uint64_t>(fs.f_bavail) * fs.f_frsize;
+}
+
+std::vector<RegionFile> ListRegionFiles(const RegionPlace& place) {
+  std::vector<RegionFile> files;
+  DIR* dir = opendir(place.dir.c_str());
+  if (dir == nullptr) return files;
+  const std::string prefix = absl::StrCat("hearth.", place.node, ".");
+  while (const dirent* entry = readdir(dir)) {
+    const std::string name = entry->d_name;
+    if (name.compare(0, prefix.size(), prefix) != 0) continue;
+    // What follows is <what> or <what>.<32 hex digits>: with any other dot it belongs to a node whose name begins like ours.
+    RegionFile file{absl::StrCat(place.dir, "/", name), name.substr(prefix.size()), std::nullopt};
+    if (const size_t dot = file.what.find('.'); dot != std::string::npos) {
+      file.generation = Hash128FromHex(std::string_view(file.what).substr(dot + 1));
+      if (!file.generation) continue;
+      file.what.resize(dot);
+    }
+    const auto plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_'; };
+    if (file.what.empty() || !std::all_of(file.what.begin(), file.what.end(), plain)) continue;
+    files.push_back(std::move(file));
+  }
+  closedir(dir);
+  std::sort(files.begin(), files.end(), [](const RegionFile& a, const RegionFile& b) { return a.path < b.path; });
+  return files;
+}
+
+std::vector<std::string> ListRegions(const RegionPlace& place) {
+  std::vector<std::string> paths;
+  for (RegionFile& file : ListRegionFiles(place)) paths.push_back(std::move(file.path));
+  return paths;
+}
+
+}  // namespace hearth

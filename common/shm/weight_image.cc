@@ -1,0 +1,164 @@
+// Attaching to a published image: check, map, look up. Contract: weight_image.h. Room: common/shm.
+#include "common/shm/weight_image.h"
+
+#include <algorithm>
+
+#include "absl/container/flat_hash_map.h"
+#include "common/base/check.h"
+#include "common/shm/expert_record.h"
+#include "common/shm/manifest.h"
+
+namespace hearth {
+namespace {
+
+class MappedImage : public WeightImage {
+ public:
+  explicit MappedImage(ImageFiles files) : manifest_(std::move(files.manifest)), segments_(std::move(files.segments)) {
+    for (size_t i = 0; i < manifest_.tensor_names.size(); ++i) by_name_.emplace(manifest_.tensor_names[i], i);
+    const size_t layer_rows = LayerRows();
+    for (size_t i = 0; i < manifest_.experts.size(); i += layer_rows) {
+      const size_t layer = manifest_.experts[i].layer;
+      if (first_row_.size() <= layer) first_row_.resize(layer + 1, -1);
+      first_row_[layer] = static_cast<int64_t>(i);
+    }
+  }
+
+  const Hash128& generation() const override { return manifest_.generation; }
+  const Hash128& fingerprint() const override { return manifest_.fingerprint; }
+  const std::string& config_json() const override { return manifest_.config_json; }
+  const std::string& generation_config_json() const override { return manifest_.generation_config_json; }
+  const std::string& model_dir() const override { return manifest_.model_dir; }
+  int64_t num_shards() const override { return static_cast<int64_t>(segments_.size()); }
+  uint64_t total_bytes() const override {
+    uint64_t bytes = 0;
+    for (const SegmentRow& segment : manifest_.segments) bytes += segment.used_bytes;
+    return bytes;
+  }
+  std::vector<uint64_t> segment_bytes() const override {
+    std::vector<uint64_t> bytes;
+    for (const SegmentRow& segment : manifest_.segments) bytes.push_back(segment.used_bytes);
+    return bytes;
+  }
+
+  absl::StatusOr<ImageTensor> Tensor(std::string_view name) const override {
+    const auto it = by_name_.find(Sv(name));
+    if (it == by_name_.end()) {
+      return absl::NotFoundError(absl::StrCat("the weight image holds no tensor ", Sv(name), " (routed experts are found by Expert)"));
+    }
+    const TensorRow& row = manifest_.tensors[it->second];
+    const uint8_t* base = segments_[row.segment].body();
+    ImageTensor tensor;
+    tensor.data = base + row.offset;
+    tensor.dtype = static_cast<DType>(row.dtype);
+    tensor.shape.assign(row.dims, row.dims + row.rank);
+    if (row.scale_bytes > 0) {
+      tensor.scales = reinterpret_cast<const float*>(base + row.scale_offset);
+      tensor.scale_stride = row.scale_cols;
+    }
+    return tensor;
+  }
+
+  absl::StatusOr<ImageExpert> Expert(int64_t layer, int64_t expert, int64_t shard) const override {
+    if (layer < 0 || layer >= static_cast<int64_t>(first_row_.size()) || first_row_[static_cast<size_t>(layer)] < 0) {
+      return absl::NotFoundError(absl::StrCat("layer ", layer, " has no routed experts in the weight image"));
+    }
+    if (expert < 0 || expert >= manifest_.num_experts || shard < 0 || shard >= num_shards()) {
+      return absl::NotFoundError(absl::StrCat("layer ", layer, " has no expert ", expert, ", shard ", shard, ": there are ",
+                                              manifest_.num_experts, " experts of ", num_shards(), " shards"));
+    }
+    const size_t index = static_cast<size_t>(first_row_[static_cast<size_t>(layer)] + expert * num_shards() + shard);
+    const ExpertRow& row = manifest_.experts[index];
+    ImageExpert out;
+    out.dtype = static_cast<DType>(row.dtype);
+    out.begin = row.begin;
+    out.count = row.count;
+    if (row.count == 0) return out;
+    const uint8_t* record = segments_[row.segment].body() + row.offset;
+    const ExpertRecordLayout layout = ExpertRecordLayout::Of(out.dtype, row.count, row.hidden);
+    out.record = record;
+    out.record_bytes = layout.bytes;
+    out.gate = record + layout.gate;
+    out.up = record + layout.up;
+    out.down = record + layout.down;
+    if (out.dtype == DType::kF8E4M3) {
+      out.gate_scales = reinterpret_cast<const float*>(record + layout.gate_scales);
+      out.up_scales = reinterpret_cast<const float*>(record + layout.up_scales);
+      out.down_scales = reinterpret_cast<const float*>(record + layout.down_scales);
+    }
+    return out;
+  }
+
+ private:
+  size_t LayerRows() const { return std::max<size_t>(1, manifest_.num_experts * segments_.size()); }
+
+  const Manifest manifest_;
+  const std::vector<ShmRegion> segments_;
+  absl::flat_hash_map<std::string, size_t> by_name_;
+  std::vector<int64_t> first_row_;  // by layer; -1: no routed experts
+};
+
+std::string_view StateName(RegionState state) {
+  switch (state) {
+    case RegionState::kLoading: return "LOADING";
+    case RegionState::kReady: return "READY";
+    case RegionState::kRetired: return "RETIRED";
+  }
+  return "unknown";
+}
+
+absl::Status CheckBelongs(const ShmRegion& region, const Hash128& generation) {
+  if (region.header().generation == generation) return absl::OkStatus();
+  return absl::DataLossError(absl::StrCat(region.path(), ": belongs to generation ", region.header().generation.ToHex()));
+}
+
+absl::Status NotReady(const ShmRegion& region, RegionState state) {
+  return absl::FailedPreconditionError(
+      absl::StrCat(region.path(), ": is ", Sv(StateName(state)), ", not READY",
+                   state == RegionState::kLoading ? ": still loading, or left over by a store that died" : ": a newer image replaces it"));
+}
+
+}  // namespace
+
+ShardRange ExpertShard(int64_t intermediate, int64_t shard, int64_t num_shards) {
+  HEARTH_CHECK(intermediate >= 0 && num_shards > 0 && shard >= 0 && shard < num_shards);
+  const int64_t blocks = ScaleBlocks(intermediate);
+  const int64_t begin = std::min(intermediate, shard * blocks / num_shards * kScaleBlock);
+  const int64_t end = std::min(intermediate, (shard + 1) * blocks / num_shards * kScaleBlock);
+  return {begin, end - begin};
+}
+
+std::string SegmentWhat(int64_t index) { return absl::StrCat("segment", index); }
+
+absl::StatusOr<ImageFiles> OpenImageFiles(const RegionPlace& place, const Hash128& generation) {
+  ASSIGN_OR_RETURN(ShmRegion region, ShmRegion::Open(place.Path(kManifestWhat, generation), RegionKind::kManifest,
+                                                     kManifestVersion, MapMode::kReadOnly));
+  RETURN_IF_ERROR(CheckBelongs(region, generation));
+  if (const RegionState state = region.state(); state != RegionState::kReady) return NotReady(region, state);
+  absl::StatusOr<Manifest> manifest = ReadManifest(region.body(), region.body_bytes());
+  if (!manifest.ok()) return Annotate(manifest.status(), region.path());
+  if (manifest->generation != generation) {
+    return absl::DataLossError(absl::StrCat(region.path(), ": its rows belong to generation ", manifest->generation.ToHex()));
+  }
+  std::vector<ShmRegion> segments;
+  for (size_t i = 0; i < manifest->segments.size(); ++i) {
+    absl::StatusOr<ShmRegion> segment = ShmRegion::Open(place.Path(SegmentWhat(static_cast<int64_t>(i)), generation),
+                                                        RegionKind::kSegment, kSegmentVersion, MapMode::kReadOnly);
+    if (absl::IsNotFound(segment.status())) return absl::DataLossError(absl::StrCat(segment.status().message(), ": a part of the image is gone"));
+    RETURN_IF_ERROR(segment.status());
+    RETURN_IF_ERROR(CheckBelongs(*segment, generation));
+    if (const RegionState state = segment->state(); state != RegionState::kReady) return NotReady(*segment, state);
+    if (segment->body_bytes() < manifest->segments[i].used_bytes) {
+      return absl::DataLossError(absl::StrCat(segment->path(), ": has ", segment->body_bytes(), " bytes, the manifest needs ",
+                                              manifest->segments[i].used_bytes));
+    }
+    segments.push_back(*std::move(segment));
+  }
+  return ImageFiles{*std::move(manifest), std::move(segments)};
+}
+
+absl::StatusOr<std::shared_ptr<const WeightImage>> WeightImage::Attach(const RegionPlace& place, const Hash128& generation) {
+  ASSIGN_OR_RETURN(ImageFiles files, OpenImageFiles(place, generation));
+  return std::make_shared<MappedImage>(std::move(files));
+}
+
+}  // namespace hearth
