@@ -26,6 +26,7 @@ struct RopeScaling {  // YaRN (arXiv 2309.00071); absent = plain RoPE
   double beta_slow = 1.0;
   double mscale = 1.0;
   double mscale_all_dim = 0.0;
+  std::optional<double> attention_factor;  // when given, replaces the quotient of the two
 };
 
 struct ModelConfig {

@@ -18,11 +18,12 @@ namespace hearth {
 // Where a tensor's bytes lie on disk.
 struct CheckpointTensor {
   std::string name;
-  DType dtype = DType::kInvalid;
+  DType dtype = DType::kInvalid;  // kInvalid: a type that Hearth can't compute with (I64, BOOL...); harmless unless the plan needs the tensor
   std::vector<int64_t> shape;
   int file = 0;          // index into Checkpoint::files
   uint64_t offset = 0;   // from the file's start
   uint64_t bytes = 0;
+  std::string dtype_name;  // as the file spells it, for messages
 };
 
 struct CheckpointFile {
@@ -33,8 +34,8 @@ struct CheckpointFile {
 // Published cap of the format's own library; above it a header is refused.
 inline constexpr uint64_t kSafetensorsHeaderMax = 100'000'000;
 
-// Reads and checks one file's header: length, JSON, duplicate names, known dtypes, shape x dtype == bytes, offsets inside the file,
-// without gap or overlap. Errors name the file and the tensor.
+// Reads and checks one file's header: length, JSON, duplicate names, shape x dtype == bytes, offsets inside the file, without gap or
+// overlap. In order of offset. Errors name the file and the tensor: DataLoss for a file that is shorter than it says, else InvalidArgument.
 absl::StatusOr<std::vector<CheckpointTensor>> ReadSafetensorsHeader(const std::string& path);
 
 // A Hugging Face directory: model.safetensors, or the shards that model.safetensors.index.json names, or (no index) every
