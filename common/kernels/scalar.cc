@@ -183,7 +183,7 @@ void AttentionExpanded(const bf16* q, const bf16* k, int64_t ldk, const bf16* k_
 
 }  // namespace
 
-extern const KernelTable kScalarTable = {
+constinit const KernelTable kScalarTable = {
     .name = "scalar",
     .to_bf16 = ScalarToBf16,
     .rms_norm = RmsNorm,

@@ -1,0 +1,146 @@
+// FP8 `linear` in GB/s of weights, beside a plain read of the same bytes, out of L2 and out of DRAM; attention and the
+// transposed product beside it. One thread. Run as:  bench/kernels_bench --benchmark_filter=linear
+#include <benchmark/benchmark.h>
+
+#include <cstring>
+#include <memory>
+#include <string>
+
+#include "common/kernels/kernels.h"
+#include "common/kernels/kernels_cases.h"
+
+namespace hearth {
+namespace {
+
+constexpr int64_t kCols = 7168;  // DeepSeek-V3's gate_proj: [2048, 7168]
+constexpr int64_t kRows = 2048;
+constexpr int64_t kDramCopies = 20;  // 294 MB: more than any cache a core reaches
+constexpr int64_t kL2Rows = 64;      // 459 KB
+
+void SetRate(benchmark::State& state, int64_t bytes) {
+  state.counters["GB/s"] =
+      benchmark::Counter(static_cast<double>(bytes) * 1e-9 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+}
+
+// One matrix after the other, so that each comes from memory.
+const std::vector<std::unique_ptr<MatrixCase>>& DramMatrices() {
+  static const auto* matrices = [] {
+    auto* list = new std::vector<std::unique_ptr<MatrixCase>>;
+    std::mt19937 rng(1);
+    for (int64_t i = 0; i < kDramCopies; ++i) {
+      list->push_back(std::make_unique<MatrixCase>(rng, DType::kF8E4M3, kRows, kCols, kCols, 0));
+    }
+    return list;
+  }();
+  return *matrices;
+}
+
+std::vector<bf16> Activations(int64_t n) {
+  std::mt19937 rng(2);
+  std::vector<bf16> x(static_cast<size_t>(n));
+  FillGaussian(rng, x);
+  return x;
+}
+
+uint64_t ReadAll(const void* data, int64_t bytes) {
+  const auto* p = static_cast<const uint8_t*>(data);
+  uint64_t sum[8] = {};
+  for (int64_t i = 0; i + 64 <= bytes; i += 64) {
+    uint64_t words[8];
+    std::memcpy(words, p + i, sizeof(words));
+    for (int k = 0; k < 8; ++k) sum[k] ^= words[k];
+  }
+  return sum[0] ^ sum[1] ^ sum[2] ^ sum[3] ^ sum[4] ^ sum[5] ^ sum[6] ^ sum[7];
+}
+
+void PlainRead(benchmark::State& state, bool dram) {
+  const auto& matrices = DramMatrices();
+  const int64_t rows = dram ? kRows : kL2Rows;
+  size_t next = 0;
+  for (auto _ : state) {
+    benchmark::DoNotOptimize(ReadAll(matrices[next]->view().data, rows * kCols));
+    if (dram) next = (next + 1) % matrices.size();
+  }
+  SetRate(state, rows * kCols);
+}
+
+void LinearF8(benchmark::State& state, Isa isa, bool dram) {
+  const auto& matrices = DramMatrices();
+  const int64_t m = state.range(0);
+  const int64_t rows = dram ? kRows : kL2Rows;
+  const std::vector<bf16> x = Activations(m * kCols);
+  std::vector<float> y(static_cast<size_t>(m * kRows));
+  size_t next = 0;
+  for (auto _ : state) {
+    Kernels(isa).linear(matrices[next]->view(), x.data(), kCols, m, y.data(), kRows, 0, rows);
+    benchmark::ClobberMemory();
+    if (dram) next = (next + 1) % matrices.size();
+  }
+  SetRate(state, rows * kCols);
+  state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * static_cast<double>(m * rows * kCols) * static_cast<double>(state.iterations()),
+                                                 benchmark::Counter::kIsRate);
+}
+
+void LinearTransposedF8(benchmark::State& state, Isa isa) {
+  std::mt19937 rng(1);
+  const MatrixCase w(rng, DType::kF8E4M3, 128, 512, 512, 0);  // one head of kv_b_proj
+  const std::vector<bf16> x = Activations(128);
+  std::vector<float> y(512);
+  for (auto _ : state) {
+    Kernels(isa).linear_transposed(w.view(), x.data(), y.data(), 0, 512);
+    benchmark::ClobberMemory();
+  }
+  SetRate(state, 128 * 512);
+}
+
+void MlaAbsorbed(benchmark::State& state, Isa isa) {
+  constexpr int64_t kHeads = 128;
+  constexpr int64_t kRank = 512;
+  constexpr int64_t kRope = 64;
+  const std::vector<bf16> q = Activations(kHeads * (kRank + kRope));
+  const std::vector<bf16> kv = Activations(64 * (kRank + kRope));
+  std::vector<SoftmaxState> softmax(kHeads);
+  std::vector<float> acc(kHeads * kRank);
+  std::vector<float> scratch(kHeads * 64);
+  for (auto _ : state) {
+    Kernels(isa).mla_absorbed(q.data(), q.data() + kHeads * kRank, kv.data(), 64, kHeads, kRank, kRope, 0.04f, softmax.data(),
+                              acc.data(), scratch.data());
+    benchmark::ClobberMemory();
+  }
+  state.counters["GFLOP/s"] = benchmark::Counter(
+      2e-9 * kHeads * 64 * (2 * kRank + kRope) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+}
+
+void RegisterAll() {
+  for (bool dram : {false, true}) {
+    const std::string place = dram ? "dram" : "l2";
+    benchmark::RegisterBenchmark(("read/" + place).c_str(), PlainRead, dram)->Unit(benchmark::kMicrosecond);
+    for (Isa isa : SupportedIsas()) {
+      const std::string name = "linear_f8/" + place + "/" + std::string(IsaName(isa));
+      auto* bench = benchmark::RegisterBenchmark(name.c_str(), LinearF8, isa, dram)->Unit(benchmark::kMicrosecond);
+      if (isa == Isa::kScalar) {
+        bench->Arg(1);
+        continue;
+      }
+      for (int64_t m = 1; m <= 8; ++m) bench->Arg(m);
+      if (!dram) bench->Arg(64);
+    }
+  }
+  for (Isa isa : SupportedIsas()) {
+    const std::string name(IsaName(isa));
+    benchmark::RegisterBenchmark(("linear_transposed_f8/l2/" + name).c_str(), LinearTransposedF8, isa)->Unit(benchmark::kMicrosecond);
+    benchmark::RegisterBenchmark(("mla_absorbed/128_heads_64_positions/" + name).c_str(), MlaAbsorbed, isa)->Unit(benchmark::kMicrosecond);
+  }
+}
+
+}  // namespace
+}  // namespace hearth
+
+int main(int argc, char** argv) {
+  benchmark::Initialize(&argc, argv);
+  if (benchmark::ReportUnrecognizedArguments(argc, argv)) return 1;
+  hearth::RegisterAll();
+  benchmark::RunSpecifiedBenchmarks();
+  benchmark::Shutdown();
+  return 0;
+}

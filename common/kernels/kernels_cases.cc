@@ -1,0 +1,97 @@
+#include "common/kernels/kernels_cases.h"
+
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <utility>
+
+namespace hearth {
+
+GuardedBytes::GuardedBytes(size_t bytes) {
+  const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+  const size_t body = (bytes + page - 1) / page * page;
+  map_bytes_ = body + page;
+  map_ = mmap(nullptr, map_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (map_ == MAP_FAILED || mprotect(static_cast<uint8_t*>(map_) + body, page, PROT_NONE) != 0) {
+    std::perror("kernels_cases: no memory for a guarded buffer");
+    std::abort();
+  }
+  data_ = static_cast<uint8_t*>(map_) + body - bytes;
+}
+
+GuardedBytes::~GuardedBytes() {
+  if (map_ != nullptr) munmap(map_, map_bytes_);
+}
+
+GuardedBytes::GuardedBytes(GuardedBytes&& other) noexcept
+    : map_(std::exchange(other.map_, nullptr)), map_bytes_(other.map_bytes_), data_(other.data_) {}
+
+MatrixCase::MatrixCase(std::mt19937& rng, DType dtype, int64_t rows, int64_t cols, int64_t row_stride, int64_t scale_row0)
+    // The last row ends at its last column, not at its stride.
+    : data_(rows > 0 ? static_cast<size_t>((rows - 1) * row_stride + cols) * DTypeBytes(dtype) : 0) {
+  view_ = {.data = data_.data(),
+           .dtype = dtype,
+           .rows = rows,
+           .cols = cols,
+           .row_stride = row_stride,
+           .scale_row0 = scale_row0};
+  // Drawn from a pool: the bench's matrices have hundreds of millions of elements.
+  constexpr size_t kPool = 1 << 16;
+  std::normal_distribution<float> normal;
+  std::vector<float> pool(kPool);
+  for (float& x : pool) x = normal(rng);
+  size_t next = rng() % kPool;
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) {
+      const float x = pool[next++ % kPool];
+      uint8_t* to = data_.data() + static_cast<size_t>(r * row_stride + c) * DTypeBytes(dtype);
+      if (dtype == DType::kF8E4M3) {
+        *to = FloatToF8E4M3(x * 64.0f * pool[(next * 7) % kPool]);
+      } else if (dtype == DType::kF32) {
+        std::memcpy(to, &x, sizeof(x));
+      } else {
+        const uint16_t bits = dtype == DType::kBF16 ? ToBf16(x).bits : FloatToF16(x);
+        std::memcpy(to, &bits, sizeof(bits));
+      }
+    }
+  }
+  if (dtype != DType::kF8E4M3) return;
+  view_.scale_stride = (cols + kScaleBlock - 1) / kScaleBlock + 1;
+  std::uniform_real_distribution<float> scale(0.5f / 64, 2.0f / 64);
+  scales_.resize(static_cast<size_t>((scale_row0 + rows + kScaleBlock - 1) / kScaleBlock * view_.scale_stride));
+  for (float& s : scales_) s = scale(rng);
+  view_.scales = scales_.data();
+}
+
+float MatrixCase::Element(int64_t row, int64_t col) const {
+  const uint8_t* from = data_.data() + static_cast<size_t>(row * view_.row_stride + col) * DTypeBytes(view_.dtype);
+  if (view_.dtype == DType::kF8E4M3) return F8E4M3ToFloat(*from);
+  if (view_.dtype == DType::kF32) {
+    float x;
+    std::memcpy(&x, from, sizeof(x));
+    return x;
+  }
+  uint16_t bits;
+  std::memcpy(&bits, from, sizeof(bits));
+  return view_.dtype == DType::kBF16 ? ToFloat(bf16{bits}) : F16ToFloat(bits);
+}
+
+float MatrixCase::Scale(int64_t row, int64_t col) const {
+  if (view_.dtype != DType::kF8E4M3) return 1.0f;
+  return view_.scales[(view_.scale_row0 + row) / kScaleBlock * view_.scale_stride + col / kScaleBlock];
+}
+
+void FillGaussian(std::mt19937& rng, std::span<bf16> out, float deviation) {
+  std::normal_distribution<float> normal(0.0f, deviation);
+  for (bf16& x : out) x = ToBf16(normal(rng));
+}
+
+void FillGaussian(std::mt19937& rng, std::span<float> out, float deviation) {
+  std::normal_distribution<float> normal(0.0f, deviation);
+  for (float& x : out) x = normal(rng);
+}
+
+}  // namespace hearth

@@ -1,0 +1,67 @@
+// Inputs for the kernels' test and bench: one generator for both, so that what is measured is what is checked.
+// Room: common/kernels, test and bench only.
+#pragma once
+
+#include <cstdint>
+#include <random>
+#include <span>
+#include <vector>
+
+#include "common/kernels/kernels.h"
+
+namespace hearth {
+
+// `n` elements that end right before an unmapped page: reading one byte too far is a crash, in any build.
+template <class T>
+class GuardedArray;
+
+class GuardedBytes {
+ public:
+  explicit GuardedBytes(size_t bytes);
+  ~GuardedBytes();
+  GuardedBytes(GuardedBytes&& other) noexcept;
+  GuardedBytes& operator=(GuardedBytes&&) = delete;
+  uint8_t* data() const { return data_; }
+
+ private:
+  void* map_ = nullptr;
+  size_t map_bytes_ = 0;
+  uint8_t* data_ = nullptr;
+};
+
+template <class T>
+class GuardedArray {
+ public:
+  explicit GuardedArray(int64_t n, T value = T{}) : bytes_(static_cast<size_t>(n) * sizeof(T)), n_(n) {
+    for (int64_t i = 0; i < n; ++i) data()[i] = value;
+  }
+  T* data() const { return reinterpret_cast<T*>(bytes_.data()); }
+  T& operator[](int64_t i) const { return data()[i]; }
+  int64_t size() const { return n_; }
+  std::vector<T> Copy() const { return std::vector<T>(data(), data() + n_); }
+
+ private:
+  GuardedBytes bytes_;
+  int64_t n_;
+};
+
+// A random matrix. FP8: Gaussian values times 64, so that every exponent occurs, subnormals too; never a NaN code.
+class MatrixCase {
+ public:
+  MatrixCase(std::mt19937& rng, DType dtype, int64_t rows, int64_t cols, int64_t row_stride, int64_t scale_row0);
+
+  const WeightView& view() const { return view_; }
+  // By the scalar conversions of common/base; without the scale.
+  float Element(int64_t row, int64_t col) const;
+  float Scale(int64_t row, int64_t col) const;  // 1 if there are none
+
+ private:
+  GuardedBytes data_;
+  std::vector<float> scales_;
+  WeightView view_;
+};
+
+void FillGaussian(std::mt19937& rng, std::span<bf16> out, float deviation = 1.0f);
+void FillGaussian(std::mt19937& rng, std::span<float> out, float deviation = 1.0f);
+
+}  // namespace hearth

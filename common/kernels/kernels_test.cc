@@ -1,0 +1,550 @@
+// Every path against F64 references, and the rule that a sum's order depends on K and the path alone, bit for bit.
+// Buffers end before an unmapped page (GuardedArray), so a tail that reads too far crashes here.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "common/kernels/cpu_features.h"
+#include "common/kernels/kernels.h"
+#include "common/kernels/kernels_cases.h"
+
+namespace hearth {
+namespace {
+
+using ::testing::ElementsAre;
+
+constexpr float kInf = std::numeric_limits<float>::infinity();
+constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
+constexpr double kEpsilon = 0x1p-23;
+constexpr DType kDTypes[] = {DType::kF8E4M3, DType::kBF16, DType::kF16, DType::kF32};
+
+uint32_t Bits(float x) { return std::bit_cast<uint32_t>(x); }
+
+// Runs once per path; those that this CPU lacks are skipped by name.
+class KernelsTest : public testing::TestWithParam<Isa> {
+ protected:
+  void SetUp() override {
+    const std::vector<Isa> isas = SupportedIsas();
+    if (std::find(isas.begin(), isas.end(), GetParam()) == isas.end()) {
+      GTEST_SKIP() << "this CPU (or its OS) cannot run path " << IsaName(GetParam());
+    }
+  }
+  const KernelTable& k() const { return Kernels(GetParam()); }
+  bool FlushesSubnormals() const { return GetParam() == Isa::kAvx512Bf16; }
+  std::mt19937 rng_{20240229};
+};
+
+INSTANTIATE_TEST_SUITE_P(Paths, KernelsTest, testing::Values(Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16),
+                         [](const auto& info) { return std::string(IsaName(info.param)); });
+
+// The room for rounding in a sum of n products whose magnitudes add up to `magnitude`: errors of random sign grow like sqrt(n).
+double SumTolerance(int64_t n, double magnitude) { return kEpsilon * (4 + 2 * std::sqrt(static_cast<double>(n))) * magnitude; }
+
+// ---- conversions and elementwise ----
+
+TEST_P(KernelsTest, ToBf16IsBitEqualForEveryKindOfValue) {
+  // Every upper half (all signs, exponents, NaNs, subnormals) with lower halves below, at and above the tie.
+  for (uint32_t low : {0u, 1u, 0x7fffu, 0x8000u, 0x8001u, 0xffffu}) {
+    std::vector<float> src(65536);
+    for (uint32_t high = 0; high < 65536; ++high) {
+      const uint32_t bits = (high << 16) | low;
+      std::memcpy(&src[high], &bits, sizeof(bits));
+    }
+    std::vector<bf16> dst(src.size());
+    k().to_bf16(src.data(), dst.data(), static_cast<int64_t>(src.size()));
+    for (size_t i = 0; i < src.size(); ++i) {
+      uint32_t bits;
+      std::memcpy(&bits, &src[i], sizeof(bits));
+      ASSERT_EQ(dst[i].bits, ToBf16(std::bit_cast<float>(bits)).bits) << std::hex << bits;
+    }
+  }
+}
+
+TEST_P(KernelsTest, ToBf16TailsOfEveryLength) {
+  for (int64_t n = 0; n <= 70; ++n) {
+    GuardedArray<float> src(n);
+    FillGaussian(rng_, {src.data(), static_cast<size_t>(n)});
+    GuardedArray<bf16> dst(n);
+    k().to_bf16(src.data(), dst.data(), n);
+    for (int64_t i = 0; i < n; ++i) ASSERT_EQ(dst[i], ToBf16(src[i])) << n << " " << i;
+  }
+}
+
+// Neighbours in BF16 count as one apart.
+int Bf16Distance(bf16 a, bf16 b) {
+  const auto order = [](bf16 x) { return (x.bits & 0x8000) ? -static_cast<int>(x.bits & 0x7fff) : static_cast<int>(x.bits); };
+  return std::abs(order(a) - order(b));
+}
+
+TEST_P(KernelsTest, RmsNorm) {
+  for (int64_t n : {1, 2, 7, 8, 15, 16, 17, 31, 32, 33, 63, 64, 65, 100, 1000, 7168}) {
+    GuardedArray<float> x(n), weight(n);
+    FillGaussian(rng_, {x.data(), static_cast<size_t>(n)}, 3.0f);
+    FillGaussian(rng_, {weight.data(), static_cast<size_t>(n)});
+    GuardedArray<bf16> out(n);
+    k().rms_norm(x.data(), weight.data(), 1e-6f, out.data(), n);
+    double sum = 0;
+    for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(x[i]) * x[i];
+    const double inverse = 1 / std::sqrt(sum / static_cast<double>(n) + 1e-6);
+    for (int64_t i = 0; i < n; ++i) {
+      const bf16 want = ToBf16(static_cast<float>(x[i] * inverse * weight[i]));
+      ASSERT_LE(Bf16Distance(out[i], want), 1) << "n " << n << " i " << i;
+    }
+  }
+}
+
+TEST_P(KernelsTest, RmsNormOfZerosIsZero) {
+  GuardedArray<float> x(37), weight(37, 1.0f);
+  GuardedArray<bf16> out(37, bf16{1});
+  k().rms_norm(x.data(), weight.data(), 1e-6f, out.data(), 37);
+  for (int64_t i = 0; i < 37; ++i) EXPECT_EQ(out[i].bits, 0);
+}
+
+TEST_P(KernelsTest, SiluMul) {
+  for (int64_t n : {0, 1, 5, 8, 9, 16, 17, 40, 2048}) {
+    GuardedArray<float> gate(n), up(n);
+    FillGaussian(rng_, {gate.data(), static_cast<size_t>(n)}, 20.0f);
+    FillGaussian(rng_, {up.data(), static_cast<size_t>(n)});
+    GuardedArray<bf16> out(n);
+    k().silu_mul(gate.data(), up.data(), out.data(), n);
+    for (int64_t i = 0; i < n; ++i) {
+      const double g = gate[i];
+      const float want = static_cast<float>(g / (1 + std::exp(-g)) * up[i]);
+      // Where exp(-g) passes F32's range the quotient is 0 instead of a number below 1e-37.
+      if (std::fabs(want) < 1e-36f) {
+        ASSERT_LE(std::fabs(ToFloat(out[i])), 1e-36f);
+      } else {
+        ASSERT_LE(Bf16Distance(out[i], ToBf16(want)), 1) << g << " " << up[i];
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, SiluMulOfSpecialValues) {
+  const float gate[] = {0.0f, -0.0f, kInf, -200.0f, 200.0f, kNan, 1e-40f};
+  const float up[] = {1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f, 1.0f};
+  bf16 out[7];
+  k().silu_mul(gate, up, out, 7);
+  EXPECT_EQ(ToFloat(out[0]), 0.0f);
+  EXPECT_EQ(ToFloat(out[1]), 0.0f);
+  EXPECT_EQ(ToFloat(out[2]), kInf);
+  EXPECT_EQ(ToFloat(out[3]), 0.0f);
+  EXPECT_EQ(ToFloat(out[4]), 200.0f);
+  EXPECT_TRUE(std::isnan(ToFloat(out[5])));
+  EXPECT_EQ(out[6], ToBf16(0.5e-40f));
+}
+
+TEST_P(KernelsTest, Axpy) {
+  for (int64_t n : {0, 1, 7, 8, 9, 15, 16, 17, 33, 1000}) {
+    GuardedArray<float> x(n), y(n);
+    FillGaussian(rng_, {x.data(), static_cast<size_t>(n)});
+    FillGaussian(rng_, {y.data(), static_cast<size_t>(n)});
+    const std::vector<float> before = y.Copy();
+    k().axpy(1.7f, x.data(), y.data(), n);
+    for (int64_t i = 0; i < n; ++i) {
+      const double want = before[static_cast<size_t>(i)] + 1.7f * static_cast<double>(x[i]);
+      ASSERT_NEAR(y[i], want, kEpsilon * (std::fabs(before[static_cast<size_t>(i)]) + 1.7 * std::fabs(x[i])));
+    }
+  }
+}
+
+// ---- linear ----
+
+struct Shape {
+  int64_t rows;
+  int64_t cols;
+};
+constexpr Shape kShapes[] = {{1, 1},   {3, 7},     {5, 31},    {5, 64},   {7, 127}, {9, 128},
+                             {13, 129}, {11, 200}, {17, 257}, {140, 96}, {6, 1000}, {4, 7300}};
+
+TEST_P(KernelsTest, LinearAgreesWithTheF64Sum) {
+  for (DType dtype : kDTypes) {
+    for (const auto& [rows, cols] : kShapes) {
+      const MatrixCase w(rng_, dtype, rows, cols, cols + 3, 101);
+      const int64_t m_count = 3;
+      GuardedArray<bf16> x(m_count * cols);
+      FillGaussian(rng_, {x.data(), static_cast<size_t>(x.size())});
+      GuardedArray<float> y(m_count * rows, kNan);
+      k().linear(w.view(), x.data(), cols, m_count, y.data(), rows, 0, rows);
+      for (int64_t m = 0; m < m_count; ++m) {
+        for (int64_t r = 0; r < rows; ++r) {
+          double sum = 0;
+          double magnitude = 0;
+          for (int64_t c = 0; c < cols; ++c) {
+            const double product = static_cast<double>(w.Element(r, c)) * w.Scale(r, c) * ToFloat(x[m * cols + c]);
+            sum += product;
+            magnitude += std::fabs(product);
+          }
+          ASSERT_NEAR(y[m * rows + r], sum, SumTolerance(cols, magnitude))
+              << DTypeName(dtype) << " " << rows << "x" << cols << " token " << m << " row " << r;
+        }
+      }
+    }
+  }
+}
+
+// The rule: a (row, token)'s bits are the same for every batch, row range and layout of x and y, and no other place is written.
+TEST_P(KernelsTest, LinearBitsDependOnRowAndTokenAlone) {
+  constexpr int64_t kTokensMax = 40;
+  for (DType dtype : kDTypes) {
+    for (const auto& [rows, cols] : kShapes) {
+      const MatrixCase w(rng_, dtype, rows, cols, cols + (rows % 2), 77);
+      std::vector<bf16> x(static_cast<size_t>(kTokensMax * cols));
+      FillGaussian(rng_, x);
+      std::vector<float> want(static_cast<size_t>(kTokensMax * rows));
+      for (int64_t m = 0; m < kTokensMax; ++m) {
+        k().linear(w.view(), &x[static_cast<size_t>(m * cols)], cols, 1, &want[static_cast<size_t>(m * rows)], rows, 0, rows);
+      }
+      for (int64_t m_count : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 19, 40}) {
+        for (int tries = 0; tries < 3; ++tries) {
+          const int64_t begin = static_cast<int64_t>(rng_() % static_cast<uint32_t>(rows));
+          const int64_t end = tries == 0 ? begin : begin + 1 + static_cast<int64_t>(rng_() % static_cast<uint32_t>(rows - begin));
+          const int64_t ldx = cols + static_cast<int64_t>(rng_() % 5);
+          const int64_t ldy = rows + static_cast<int64_t>(rng_() % 5);
+          GuardedArray<bf16> xs(m_count * ldx);
+          for (int64_t m = 0; m < m_count; ++m) std::copy_n(&x[static_cast<size_t>(m * cols)], cols, xs.data() + m * ldx);
+          GuardedArray<float> y(m_count * ldy, 12345.0f);
+          k().linear(w.view(), xs.data(), ldx, m_count, y.data(), ldy, begin, end);
+          for (int64_t m = 0; m < m_count; ++m) {
+            for (int64_t r = 0; r < ldy; ++r) {
+              const bool inside = r >= begin && r < end;
+              const float expected = inside ? want[static_cast<size_t>(m * rows + r)] : 12345.0f;
+              ASSERT_EQ(Bits(y[m * ldy + r]), Bits(expected))
+                  << DTypeName(dtype) << " " << rows << "x" << cols << " tokens " << m_count << " rows [" << begin << ", " << end
+                  << ") token " << m << " row " << r;
+            }
+          }
+        }
+      }
+    }
+  }
+}
+
+// A view of some rows, whose first lies inside a scale block, gives the rows of the whole.
+TEST_P(KernelsTest, LinearOfAViewOfRows) {
+  const int64_t rows = 300;
+  const int64_t cols = 260;
+  for (DType dtype : kDTypes) {
+    const MatrixCase w(rng_, dtype, rows, cols, cols, 60);
+    std::vector<bf16> x(static_cast<size_t>(cols));
+    FillGaussian(rng_, x);
+    std::vector<float> whole(static_cast<size_t>(rows));
+    k().linear(w.view(), x.data(), cols, 1, whole.data(), rows, 0, rows);
+    for (int64_t begin : {0, 1, 67, 68, 69, 131, 299}) {
+      const int64_t count = std::min<int64_t>(150, rows - begin);
+      std::vector<float> part(static_cast<size_t>(count));
+      k().linear(w.view().Rows(begin, count), x.data(), cols, 1, part.data(), count, 0, count);
+      for (int64_t r = 0; r < count; ++r) {
+        ASSERT_EQ(Bits(part[static_cast<size_t>(r)]), Bits(whole[static_cast<size_t>(begin + r)])) << DTypeName(dtype) << begin;
+      }
+    }
+  }
+}
+
+// Every code in every lane: x is a multiple of a basis vector, so each y is one product and must be exact.
+TEST_P(KernelsTest, F8IsConvertedExactly) {
+  const int64_t cols = 205;  // one block and a tail that fills no vector
+  std::vector<uint8_t> codes;
+  for (int code = 0; code < 256; ++code) {
+    if ((code & 0x7f) != 0x7f) codes.push_back(static_cast<uint8_t>(code));
+  }
+  const int64_t rows = static_cast<int64_t>(codes.size());
+  std::vector<uint8_t> data(static_cast<size_t>(rows * cols));
+  const auto code_at = [&](int64_t r, int64_t c) { return codes[static_cast<size_t>((r + 31 * c) % rows)]; };
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t c = 0; c < cols; ++c) data[static_cast<size_t>(r * cols + c)] = code_at(r, c);
+  }
+  const std::vector<float> scales = {1.0f, 0.25f, 0.5f, 2.0f, 1.0f, 4.0f};
+  const WeightView w = {.data = data.data(),
+                        .dtype = DType::kF8E4M3,
+                        .rows = rows,
+                        .cols = cols,
+                        .row_stride = cols,
+                        .scales = scales.data(),
+                        .scale_stride = 2,
+                        .scale_row0 = 50};
+  // The last is a subnormal BF16 number: taken as zero by VDPBF16PS, counted by the paths that work in F32.
+  for (float value : {1.0f, -3.0f, 0x1.fcp100f, 0x1p-100f, 0x1p-126f * 512, 0x1p-130f}) {
+    const bool flushed = FlushesSubnormals() && value < 0x1p-126f && value > 0;
+    for (int64_t c = 0; c < cols; ++c) {
+      std::vector<bf16> x(static_cast<size_t>(cols));
+      x[static_cast<size_t>(c)] = ToBf16(value);
+      std::vector<float> y(static_cast<size_t>(rows));
+      k().linear(w, x.data(), cols, 1, y.data(), rows, 0, rows);
+      for (int64_t r = 0; r < rows; ++r) {
+        const float scale = scales[static_cast<size_t>((50 + r) / 128 * 2 + c / 128)];
+        const float want = flushed ? 0.0f : F8E4M3ToFloat(code_at(r, c)) * value * scale;
+        ASSERT_EQ(y[static_cast<size_t>(r)], want) << "code " << int{code_at(r, c)} << " x " << value << " column " << c;
+      }
+    }
+  }
+}
+
+// The same for the transposed product, where the weight is scaled first.
+TEST_P(KernelsTest, F8IsConvertedExactlyInTheTransposedProduct) {
+  std::vector<uint8_t> codes(256 * 3);
+  for (size_t i = 0; i < codes.size(); ++i) codes[i] = (i & 0x7f) == 0x7f ? 0 : static_cast<uint8_t>(i);
+  const float scales[] = {0.3f, 0.7f, 1.1f, 1.3f, 1.7f, 1.9f};
+  const WeightView w = {.data = codes.data(), .dtype = DType::kF8E4M3, .rows = 1, .cols = 768, .row_stride = 768,
+                        .scales = scales, .scale_stride = 6};
+  const bf16 x = ToBf16(1.0f);
+  std::vector<float> y(768);
+  k().linear_transposed(w, &x, y.data(), 0, 768);
+  for (size_t c = 0; c < 768; ++c) ASSERT_EQ(y[c], F8E4M3ToFloat(codes[c]) * scales[c / 128]) << c;
+}
+
+// ---- linear_transposed ----
+
+TEST_P(KernelsTest, LinearTransposed) {
+  for (DType dtype : kDTypes) {
+    for (const auto& [rows, cols] : kShapes) {
+      const MatrixCase w(rng_, dtype, rows, cols, cols + 1, 125);
+      GuardedArray<bf16> x(rows);
+      FillGaussian(rng_, {x.data(), static_cast<size_t>(rows)});
+      GuardedArray<float> y(cols, kNan);
+      k().linear_transposed(w.view(), x.data(), y.data(), 0, cols);
+      for (int64_t c = 0; c < cols; ++c) {
+        double sum = 0;
+        double magnitude = 0;
+        for (int64_t r = 0; r < rows; ++r) {
+          const double product = static_cast<double>(w.Element(r, c)) * w.Scale(r, c) * ToFloat(x[r]);
+          sum += product;
+          magnitude += std::fabs(product);
+        }
+        ASSERT_NEAR(y[c], sum, SumTolerance(rows, magnitude)) << DTypeName(dtype) << " " << rows << "x" << cols << " column " << c;
+      }
+      // Any split of the columns: the same bits, and nothing outside the range.
+      for (int tries = 0; tries < 6; ++tries) {
+        const int64_t begin = static_cast<int64_t>(rng_() % static_cast<uint32_t>(cols));
+        const int64_t end = tries == 0 ? begin : begin + 1 + static_cast<int64_t>(rng_() % static_cast<uint32_t>(cols - begin));
+        GuardedArray<float> part(cols, 12345.0f);
+        k().linear_transposed(w.view(), x.data(), part.data(), begin, end);
+        for (int64_t c = 0; c < cols; ++c) {
+          ASSERT_EQ(Bits(part[c]), Bits(c >= begin && c < end ? y[c] : 12345.0f)) << DTypeName(dtype) << " column " << c;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, LinearTransposedOfNoRowsIsZero) {
+  std::mt19937 rng;
+  const MatrixCase w(rng, DType::kBF16, 0, 20, 20, 0);
+  std::vector<float> y(20, 3.0f);
+  k().linear_transposed(w.view(), nullptr, y.data(), 2, 20);
+  for (size_t c = 0; c < 20; ++c) EXPECT_EQ(y[c], c < 2 ? 3.0f : 0.0f);
+}
+
+// ---- attention ----
+
+// softmax(scores) V in F64, with the magnitudes that bound the rounding.
+struct AttentionReference {
+  std::vector<double> out;
+  std::vector<double> magnitude;
+  AttentionReference(const std::vector<double>& scores, const bf16* v, int64_t ldv, int64_t n)
+      : out(static_cast<size_t>(n)), magnitude(static_cast<size_t>(n)) {
+    const double max = *std::max_element(scores.begin(), scores.end());
+    double sum = 0;
+    for (double s : scores) sum += std::exp(s - max);
+    for (size_t j = 0; j < scores.size(); ++j) {
+      const double p = std::exp(scores[j] - max) / sum;
+      for (int64_t i = 0; i < n; ++i) {
+        const double value = ToFloat(v[static_cast<int64_t>(j) * ldv + i]);
+        out[static_cast<size_t>(i)] += p * value;
+        magnitude[static_cast<size_t>(i)] += p * std::fabs(value);
+      }
+    }
+  }
+};
+
+double DotF64(const bf16* a, const bf16* b, int64_t n) {
+  double sum = 0;
+  for (int64_t i = 0; i < n; ++i) sum += static_cast<double>(ToFloat(a[i])) * ToFloat(b[i]);
+  return sum;
+}
+
+TEST_P(KernelsTest, MlaAbsorbedOverPages) {
+  struct Case {
+    int64_t heads, rank, rope, positions;
+  };
+  for (const auto& [heads, rank, rope, positions] : {Case{1, 1, 1, 1}, Case{3, 7, 5, 3}, Case{4, 40, 0, 64}, Case{5, 64, 8, 65},
+                                                     Case{16, 512, 64, 200}, Case{2, 100, 34, 129}}) {
+    const int64_t ldkv = rank + rope;
+    const float scale = 2.0f / std::sqrt(static_cast<float>(ldkv));
+    GuardedArray<bf16> q_latent(heads * rank), q_rope(heads * rope), kv(positions * ldkv);
+    for (const auto* a : {&q_latent, &q_rope, &kv}) FillGaussian(rng_, {a->data(), static_cast<size_t>(a->size())});
+    std::vector<SoftmaxState> state(static_cast<size_t>(heads));
+    GuardedArray<float> acc(heads * rank), scratch(heads * 64);
+    for (int64_t j = 0; j < positions; j += 64) {
+      k().mla_absorbed(q_latent.data(), q_rope.data(), kv.data() + j * ldkv, std::min<int64_t>(64, positions - j), heads, rank,
+                       rope, scale, state.data(), acc.data(), scratch.data());
+    }
+    for (int64_t h = 0; h < heads; ++h) {
+      std::vector<double> scores;
+      for (int64_t j = 0; j < positions; ++j) {
+        const bf16* row = kv.data() + j * ldkv;
+        scores.push_back(scale * (DotF64(q_latent.data() + h * rank, row, rank) + DotF64(q_rope.data() + h * rope, row + rank, rope)));
+      }
+      const AttentionReference want(scores, kv.data(), ldkv, rank);
+      for (int64_t i = 0; i < rank; ++i) {
+        const size_t at = static_cast<size_t>(i);
+        ASSERT_NEAR(acc[h * rank + i] / state[static_cast<size_t>(h)].sum, want.out[at], 1e-5 * (want.magnitude[at] + 1e-3))
+            << "heads " << heads << " rank " << rank << " positions " << positions << " head " << h;
+      }
+      // A head alone gives the bits it has among others.
+      SoftmaxState alone;
+      GuardedArray<float> acc_alone(rank), scratch_alone(64);
+      for (int64_t j = 0; j < positions; j += 64) {
+        k().mla_absorbed(q_latent.data() + h * rank, q_rope.data() + h * rope, kv.data() + j * ldkv,
+                         std::min<int64_t>(64, positions - j), 1, rank, rope, scale, &alone, acc_alone.data(), scratch_alone.data());
+      }
+      ASSERT_EQ(Bits(alone.max), Bits(state[static_cast<size_t>(h)].max));
+      ASSERT_EQ(Bits(alone.sum), Bits(state[static_cast<size_t>(h)].sum));
+      for (int64_t i = 0; i < rank; ++i) ASSERT_EQ(Bits(acc_alone[i]), Bits(acc[h * rank + i]));
+    }
+  }
+}
+
+TEST_P(KernelsTest, AttentionExpandedOverPages) {
+  struct Case {
+    int64_t nope, rope, v_dim, positions;
+  };
+  for (const auto& [nope, rope, v_dim, positions] :
+       {Case{1, 1, 1, 1}, Case{7, 3, 5, 10}, Case{128, 64, 128, 64}, Case{128, 64, 128, 191}, Case{60, 0, 33, 70}}) {
+    const float scale = 2.0f / std::sqrt(static_cast<float>(nope + rope));
+    const int64_t ldk = nope + v_dim;  // keys and values of a head side by side, as kv_b_proj leaves them
+    GuardedArray<bf16> q(nope + rope), kv(positions * ldk), k_rope(positions * rope);
+    for (const auto* a : {&q, &kv, &k_rope}) FillGaussian(rng_, {a->data(), static_cast<size_t>(a->size())});
+    SoftmaxState state;
+    GuardedArray<float> acc(v_dim), scratch(64);
+    for (int64_t j = 0; j < positions; j += 64) {
+      k().attention_expanded(q.data(), kv.data() + j * ldk, ldk, k_rope.data() + j * rope, rope, kv.data() + j * ldk + nope, ldk,
+                             std::min<int64_t>(64, positions - j), nope, rope, v_dim, scale, &state, acc.data(), scratch.data());
+    }
+    std::vector<double> scores;
+    for (int64_t j = 0; j < positions; ++j) {
+      scores.push_back(scale * (DotF64(q.data(), kv.data() + j * ldk, nope) + DotF64(q.data() + nope, k_rope.data() + j * rope, rope)));
+    }
+    const AttentionReference want(scores, kv.data() + nope, ldk, v_dim);
+    for (int64_t i = 0; i < v_dim; ++i) {
+      const size_t at = static_cast<size_t>(i);
+      ASSERT_NEAR(acc[i] / state.sum, want.out[at], 1e-5 * (want.magnitude[at] + 1e-3)) << "positions " << positions << " column " << i;
+    }
+  }
+}
+
+// One query of one element and values that are 1 at one position alone: acc is exp(score - max) itself.
+struct TinyAttention {
+  explicit TinyAttention(const KernelTable& kernels) : kernels(kernels) {}
+  void Run(float q, const std::vector<float>& keys, float scale) {
+    const int64_t count = static_cast<int64_t>(keys.size());
+    const bf16 query = ToBf16(q);
+    std::vector<bf16> k(keys.size());
+    for (size_t j = 0; j < keys.size(); ++j) k[j] = ToBf16(keys[j]);
+    std::vector<bf16> v(static_cast<size_t>(count * 64));
+    for (int64_t j = 0; j < count; ++j) v[static_cast<size_t>(j * 64 + j)] = ToBf16(1.0f);
+    float scratch[64];
+    kernels.attention_expanded(&query, k.data(), 1, k.data(), 0, v.data(), 64, count, 1, 0, 64, scale, &state, acc.data(), scratch);
+  }
+  const KernelTable& kernels;
+  SoftmaxState state;
+  std::vector<float> acc = std::vector<float>(64);
+};
+
+TEST_P(KernelsTest, ExpIsWithinTwoUlp) {
+  std::uniform_real_distribution<float> exponents(-6.0f, 6.6f);
+  for (int round = 0; round < 300; ++round) {
+    std::vector<float> keys = {0.0f};
+    for (int j = 1; j < 64; ++j) keys.push_back(ToFloat(ToBf16(-std::exp2(exponents(rng_)))));
+    const float scale = 0.87f + 0.001f * static_cast<float>(round);
+    TinyAttention attention(k());
+    attention.Run(1.0f, keys, scale);
+    EXPECT_EQ(attention.acc[0], 1.0f);
+    for (size_t j = 1; j < 64; ++j) {
+      const float score = scale * keys[j];
+      const double want = std::exp(static_cast<double>(score));
+      // Below the normal range one step is 2^-149, and the sum's unit here is an FMA onto zero.
+      const double ulp = std::max(want * kEpsilon, 0x1p-149);
+      ASSERT_NEAR(attention.acc[j], want, 2 * ulp) << score;
+    }
+  }
+}
+
+TEST_P(KernelsTest, ScoresOfMinusInfinityAddNothing) {
+  TinyAttention attention(k());
+  attention.Run(kInf, {-1.0f, -1.0f, -1.0f}, 1.0f);  // all -inf: the state stays as it began
+  EXPECT_EQ(attention.state.max, -kInf);
+  EXPECT_EQ(attention.state.sum, 0.0f);
+  for (float a : attention.acc) EXPECT_EQ(a, 0.0f);
+
+  attention.Run(1.0f, {2.0f, 1.0f}, 1.0f);
+  EXPECT_EQ(attention.state.max, 2.0f);
+  const float sum = attention.state.sum;
+  EXPECT_NEAR(sum, 1 + std::exp(-1.0), 1e-6);
+  const std::vector<float> acc = attention.acc;
+
+  attention.Run(kInf, {-1.0f}, 1.0f);  // and again, now with a finite past
+  EXPECT_EQ(attention.state.max, 2.0f);
+  EXPECT_EQ(attention.state.sum, sum);
+  EXPECT_EQ(attention.acc, acc);
+}
+
+TEST_P(KernelsTest, EmptyRunChangesNothing) {
+  TinyAttention attention(k());
+  attention.Run(1.0f, {0.5f}, 1.0f);
+  const SoftmaxState state = attention.state;
+  attention.Run(1.0f, {}, 1.0f);
+  EXPECT_EQ(attention.state.max, state.max);
+  EXPECT_EQ(attention.state.sum, state.sum);
+  EXPECT_EQ(attention.acc[0], 1.0f);
+}
+
+// ---- what needs no path ----
+
+TEST(IsaTest, NamesGoBothWays) {
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) EXPECT_EQ(IsaFromName(IsaName(isa)), isa);
+  EXPECT_EQ(IsaFromName("avx1024"), std::nullopt);
+}
+
+TEST(IsaTest, APathNeedsAllItsFeaturesAndThoseBelow) {
+  CpuFeatures f;
+  EXPECT_THAT(IsasFor(f), ElementsAre(Isa::kScalar));
+  f.avx2 = f.fma = f.f16c = true;
+  EXPECT_THAT(IsasFor(f), ElementsAre(Isa::kScalar)) << "the OS does not save YMM";
+  f.os_saves_ymm = true;
+  EXPECT_THAT(IsasFor(f), ElementsAre(Isa::kScalar, Isa::kAvx2));
+  f.avx512f = f.avx512bw = f.avx512vl = f.avx512dq = f.avx512bf16 = f.avx512vbmi = true;
+  EXPECT_THAT(IsasFor(f), ElementsAre(Isa::kScalar, Isa::kAvx2)) << "the OS does not save ZMM";
+  f.os_saves_zmm = true;
+  EXPECT_THAT(IsasFor(f), ElementsAre(Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16));
+  f.avx512vbmi = false;
+  EXPECT_THAT(IsasFor(f), ElementsAre(Isa::kScalar, Isa::kAvx2, Isa::kAvx512));
+  f.fma = false;
+  EXPECT_THAT(IsasFor(f), ElementsAre(Isa::kScalar));
+}
+
+TEST(IsaTest, ThisCpuRunsTheScalarPath) { EXPECT_EQ(SupportedIsas().front(), Isa::kScalar); }
+
+TEST(RopeTest, RotatesPairs) {
+  float x[] = {1, 0, 0, 2, 3, 4};
+  const float cos[] = {0, 1, 0.6f};
+  const float sin[] = {1, 0, 0.8f};
+  RopeInterleaved(x, cos, sin, 3);
+  EXPECT_THAT(x, ElementsAre(0, 1, 0, 2, 3 * 0.6f - 4 * 0.8f, 3 * 0.8f + 4 * 0.6f));
+}
+
+TEST(FinishSoftmaxTest, DividesBySum) {
+  const float acc[] = {1, -2, 3};
+  bf16 out[3];
+  FinishSoftmax({.max = 7, .sum = 4}, acc, out, 3);
+  EXPECT_THAT(out, ElementsAre(ToBf16(0.25f), ToBf16(-0.5f), ToBf16(0.75f)));
+}
+
+}  // namespace
+}  // namespace hearth

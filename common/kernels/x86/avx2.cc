@@ -1,0 +1,29 @@
+// The path for CPUs with AVX2, FMA and F16C: everything in F32, eight lanes.
+// Room: common/kernels. Compiled with its own flags (CMakeLists.txt); isa_local.h has the rules of this folder.
+#include "common/kernels/x86/f32_dots.h"
+#include "common/kernels/x86/make_table.h"
+#include "common/kernels/x86/vec256.h"
+
+namespace hearth {
+namespace {
+
+struct Avx2Path {
+  static constexpr const char* kName = "avx2";
+  using V = Vec256;
+  using F8 = F8InF32<V>;
+  using Bf16 = Bf16InF32<V>;
+  using F16 = F16InF32<V>;
+  using F32 = F32InF32<V>;
+  // Sixteen registers: sums of two chains for four rows, or for two rows and two tokens.
+  static constexpr int kRowsOne = 4;
+  static constexpr int kRows = 2;
+  static constexpr int kTokens = 2;
+  static constexpr int kValueHeads = 2;
+  static constexpr int kValueVectors = 4;
+};
+
+}  // namespace
+
+constinit const KernelTable kAvx2Table = TableOf<Avx2Path>::kTable;
+
+}  // namespace hearth

@@ -1,0 +1,28 @@
+// The path for CPUs with AVX-512 F, BW, VL, DQ but no BF16 products: everything in F32, sixteen lanes.
+// Room: common/kernels. Compiled with its own flags (CMakeLists.txt); isa_local.h has the rules of this folder.
+#include "common/kernels/x86/f32_dots.h"
+#include "common/kernels/x86/make_table.h"
+#include "common/kernels/x86/vec512.h"
+
+namespace hearth {
+namespace {
+
+struct Avx512Path {
+  static constexpr const char* kName = "avx512";
+  using V = Vec512;
+  using F8 = F8InF32<V>;
+  using Bf16 = Bf16InF32<V>;
+  using F16 = F16InF32<V>;
+  using F32 = F32InF32<V>;
+  static constexpr int kRowsOne = 4;
+  static constexpr int kRows = 4;
+  static constexpr int kTokens = 2;
+  static constexpr int kValueHeads = 4;
+  static constexpr int kValueVectors = 4;
+};
+
+}  // namespace
+
+constinit const KernelTable kAvx512Table = TableOf<Avx512Path>::kTable;
+
+}  // namespace hearth

@@ -1,0 +1,29 @@
+// The path for CPUs with AVX-512 F, BW, VL, DQ, VBMI and BF16: FP8 and BF16 weights by VDPBF16PS, the rest as in avx512.cc.
+// Room: common/kernels. Compiled with its own flags (CMakeLists.txt); isa_local.h has the rules of this folder.
+#include "common/kernels/x86/bf16_dots.h"
+#include "common/kernels/x86/f32_dots.h"
+#include "common/kernels/x86/make_table.h"
+#include "common/kernels/x86/vec512.h"
+
+namespace hearth {
+namespace {
+
+struct Avx512Bf16Path {
+  static constexpr const char* kName = "avx512bf16";
+  using V = Vec512;
+  using F8 = F8InBf16;
+  using Bf16 = Bf16InBf16;
+  using F16 = F16InF32<V>;
+  using F32 = F32InF32<V>;
+  static constexpr int kRowsOne = 4;
+  static constexpr int kRows = 4;
+  static constexpr int kTokens = 2;
+  static constexpr int kValueHeads = 4;
+  static constexpr int kValueVectors = 4;
+};
+
+}  // namespace
+
+constinit const KernelTable kAvx512Bf16Table = TableOf<Avx512Bf16Path>::kTable;
+
+}  // namespace hearth

@@ -1,0 +1,169 @@
+// The row-dot skeleton: R rows times T tokens over K, for any dot policy (f32_dots.h, bf16_dots.h), and `linear` on top.
+//
+// Every (row, token) has accumulators of its own, filled in the same order whatever R, T and the tile's place are: that is
+// the whole of the order-of-sums rule. FP8: the lanes of a 128-column block are summed, scaled, and added to the row's total
+// lanes; lanes are added up once per row.
+// Included by the files of this folder only; see isa_local.h.
+#pragma once
+
+#include <immintrin.h>
+
+#include "common/kernels/kernels.h"
+#include "common/kernels/x86/isa_local.h"
+
+namespace hearth {
+namespace {
+
+// acc[r][t] += w[r] . x[t] over n columns.   w: rows w_stride bytes apart; x: tokens ldx elements apart
+// Rows `ahead` bytes further on are prefetched into L2 along the way: a tile is some short streams, on which hardware
+// prefetchers hardly get going (ahead = 0 does no harm).
+template <class D, int R, int T>
+HEARTH_INLINE void DotTile(typename D::Acc (&acc)[R][T], const uint8_t* w, int64_t w_stride, const bf16* x, int64_t ldx,
+                           int64_t n, int64_t ahead) {
+  constexpr int kStepBytes = D::kStep * D::kElementBytes;
+  int64_t c = 0;
+  for (; c + D::kStep <= n; c += D::kStep) {
+    typename D::X xs[T];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) xs[t] = D::LoadX(x + t * ldx + c);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const uint8_t* p = w + r * w_stride + c * D::kElementBytes;
+#pragma GCC unroll 4
+      for (int line = 0; line < kStepBytes; line += 64) _mm_prefetch(reinterpret_cast<const char*>(p + ahead + line), _MM_HINT_T1);
+      const typename D::W ws = D::Load(p);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) D::Dot(acc[r][t], ws, xs[t]);
+    }
+  }
+  if (c == n) return;
+  typename D::X xs[T];
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) xs[t] = D::LoadXN(x + t * ldx + c, n - c);
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    const typename D::W ws = D::LoadN(w + r * w_stride + c * D::kElementBytes, n - c);
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) D::Dot(acc[r][t], ws, xs[t]);
+  }
+}
+
+template <class D, int R, int T>
+HEARTH_INLINE void ZeroTile(typename D::Acc (&acc)[R][T]) {
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) acc[r][t] = D::Acc::Zero();
+  }
+}
+
+// y[t, r] for rows [row, row + R) and tokens [0, T) of x and y.
+template <class V, class D, int R, int T>
+__attribute__((noinline)) void LinearTile(const WeightView& w, int64_t row, const bf16* x, int64_t ldx, float* y, int64_t ldy,
+                                          int64_t ahead) {
+  const int64_t stride = w.row_stride * D::kElementBytes;
+  const uint8_t* data = static_cast<const uint8_t*>(w.data) + row * stride;
+  typename D::Acc acc[R][T];
+  ZeroTile<D, R, T>(acc);
+
+  if constexpr (!D::kScaled) {
+    DotTile<D, R, T>(acc, data, stride, x, ldx, w.cols, ahead);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) y[t * ldy + row + r] = V::ReduceAdd(acc[r][t].Sum());
+    }
+  } else {
+    static_assert(kScaleBlock % D::kStep == 0);
+    typename V::F total[R][T];
+    const float* scales[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      scales[r] = w.scales + (w.scale_row0 + row + r) / kScaleBlock * w.scale_stride;
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) total[r][t] = V::Zero();
+    }
+    const auto add_block = [&](int64_t block) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const typename V::F scale = V::Set(scales[r][block] * D::kFactor);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+          total[r][t] = V::Fma(acc[r][t].Sum(), scale, total[r][t]);
+          acc[r][t] = D::Acc::Zero();
+        }
+      }
+    };
+    const int64_t full_blocks = w.cols / kScaleBlock;
+    for (int64_t block = 0; block < full_blocks; ++block) {
+      const int64_t c = block * kScaleBlock;
+      DotTile<D, R, T>(acc, data + c, stride, x + c, ldx, kScaleBlock, ahead);
+      add_block(block);
+    }
+    if (const int64_t c = full_blocks * kScaleBlock; c < w.cols) {
+      DotTile<D, R, T>(acc, data + c, stride, x + c, ldx, w.cols - c, ahead);
+      add_block(full_blocks);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) y[t * ldy + row + r] = V::ReduceAdd(total[r][t]);
+    }
+  }
+}
+
+// R rows times all tokens; the weights come from memory for the first tile of tokens and from the cache for the others.
+template <class V, class D, int R, int kTokens>
+HEARTH_INLINE void LinearRows(const WeightView& w, int64_t row, const bf16* x, int64_t ldx, int64_t m_count, float* y,
+                              int64_t ldy, int64_t ahead) {
+  int64_t m = 0;
+  for (; m + kTokens <= m_count; m += kTokens) {
+    LinearTile<V, D, R, kTokens>(w, row, x + m * ldx, ldx, y + m * ldy, ldy, m == 0 ? ahead : 0);
+  }
+  for (; m < m_count; ++m) LinearTile<V, D, R, 1>(w, row, x + m * ldx, ldx, y + m * ldy, ldy, m == 0 ? ahead : 0);
+}
+
+// Path: kRowsOne rows at a time for a single token, else kRows x kTokens.
+template <class Path, class D>
+void LinearOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin,
+              int64_t row_end) {
+  using V = typename Path::V;
+  // Tokens that are multiplied before the weights are read again: their activations should stay in L2.
+  constexpr int64_t kPanelBytes = 256 << 10;
+  constexpr int64_t kGroup = 8;
+  const int64_t fitting = kPanelBytes / (w.cols > 0 ? 2 * w.cols : 2) / kGroup * kGroup;
+  const int64_t panel = fitting < 2 * kGroup ? 2 * kGroup : fitting;
+  const int64_t row_bytes = w.row_stride * D::kElementBytes;
+
+  for (int64_t m0 = 0; m0 < m_count; m0 += panel) {
+    const int64_t m = m_count - m0 < panel ? m_count - m0 : panel;
+    const bf16* xm = x + m0 * ldx;
+    float* ym = y + m0 * ldy;
+    int64_t row = row_begin;
+    const auto ahead = [&](int64_t rows) { return row + 3 * rows <= row_end ? 2 * rows * row_bytes : 0; };
+    if (m == 1) {
+      for (; row + Path::kRowsOne <= row_end; row += Path::kRowsOne) {
+        LinearTile<V, D, Path::kRowsOne, 1>(w, row, xm, ldx, ym, ldy, ahead(Path::kRowsOne));
+      }
+    }
+    for (; row + Path::kRows <= row_end; row += Path::kRows) {
+      LinearRows<V, D, Path::kRows, Path::kTokens>(w, row, xm, ldx, m, ym, ldy, ahead(Path::kRows));
+    }
+    for (; row < row_end; ++row) LinearRows<V, D, 1, Path::kTokens>(w, row, xm, ldx, m, ym, ldy, 0);
+  }
+}
+
+template <class Path>
+void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin,
+            int64_t row_end) {
+  switch (w.dtype) {
+    case DType::kF8E4M3: return LinearOf<Path, typename Path::F8>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kBF16: return LinearOf<Path, typename Path::Bf16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kF16: return LinearOf<Path, typename Path::F16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kF32: return LinearOf<Path, typename Path::F32>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kInvalid: return;
+  }
+}
+
+}  // namespace
+}  // namespace hearth
