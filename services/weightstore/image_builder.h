@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "common/base/hash.h"
 #include "common/base/status.h"
@@ -25,8 +26,11 @@ struct BuildOptions {
   RegionPlace place;
   int num_shards = 1;      // NUMA shards of routed experts; may exceed the machine's nodes (a pretended topology)
   int num_threads = 0;     // 0: as many as the machine has cores, at most 16
-  std::function<void(const LoadProgress&)> progress;  // several times a second, from one thread; may be empty
-  std::function<bool()> cancelled;                    // looked at between reads; may be empty
+  std::function<void(const LoadProgress&)> progress;  // several times a second, from the calling thread; may be empty
+  std::function<bool()> cancelled;                    // asked on the calling thread about twenty times a second; may be empty
+  // Called when all else is done, just before the manifest becomes READY: what must exist together with the generation (KV pool,
+  // table) is made here. Its error removes everything.
+  std::function<absl::Status(const Hash128& generation)> before_ready;
   uint64_t reserve_bytes = 0;                         // must stay available in the shm directory afterwards (KV pool, rings)
 };
 
@@ -35,6 +39,7 @@ struct BuildResult {
   Hash128 fingerprint;
   uint64_t bytes = 0;      // of all segments
   double seconds = 0;
+  std::vector<std::string> notes;  // what was assumed, and how memory was placed: for the log
 };
 
 // Everything that can be known before the first byte is read is refused before it: config, plan, missing shards, memory (needed and available).

@@ -1,0 +1,265 @@
+// Laying out a weight image. Contract: image_plan.h. Room: services/weightstore.
+#include "services/weightstore/image_plan.h"
+
+#include <algorithm>
+#include <array>
+#include <fstream>
+#include <map>
+#include <numeric>
+#include <sstream>
+
+#include "common/formats/tensor_plan.h"
+#include "common/shm/expert_record.h"
+#include "common/shm/weight_image.h"
+
+namespace hearth {
+namespace {
+
+constexpr uint64_t AlignUp(uint64_t n, uint64_t align) { return (n + align - 1) / align * align; }
+
+// The text of a small file; empty when it is absent and may be.
+absl::StatusOr<std::string> ReadText(const std::string& path, bool required) {
+  std::ifstream in(path, std::ios::binary);
+  if (!in) {
+    if (!required) return std::string();
+    return absl::NotFoundError(absl::StrCat(path, " can't be opened: is this the directory of a Hugging Face checkpoint?"));
+  }
+  std::stringstream text;
+  text << in.rdbuf();
+  return text.str();
+}
+
+// Adds rows and sources to a plan, handing out places in the segments.
+class Layouter {
+ public:
+  Layouter(ImagePlan& plan, int num_shards) : plan_(plan), num_shards_(num_shards), used_(static_cast<size_t>(num_shards), 0) {}
+
+  absl::Status AddDense(const PlannedTensor& planned) {
+    ASSIGN_OR_RETURN(const CheckpointTensor* tensor, Find(planned.name));
+    if (tensor->shape.empty() || tensor->shape.size() > kManifestRankMax) {
+      return absl::InvalidArgumentError(absl::StrCat(planned.name, ": tensors of rank ", tensor->shape.size(), " are not supported"));
+    }
+    const uint32_t segment = planned.layer < 0 ? 0 : static_cast<uint32_t>(planned.layer % num_shards_);
+    const uint32_t target = static_cast<uint32_t>(plan_.manifest.tensors.size());
+    TensorRow row{};
+    row.dtype = static_cast<uint32_t>(tensor->dtype);
+    row.rank = static_cast<uint32_t>(tensor->shape.size());
+    for (uint32_t i = 0; i < kManifestRankMax; ++i) row.dims[i] = i < row.rank ? tensor->shape[i] : 1;
+    row.segment = segment;
+    row.bytes = tensor->bytes;
+    uint64_t end = row.bytes;
+    const CheckpointTensor* scales = nullptr;
+    if (tensor->dtype == DType::kF8E4M3) {
+      ASSIGN_OR_RETURN(scales, Find(planned.name + "_scale_inv"));
+      row.scale_rows = static_cast<uint32_t>(ScaleBlocks(row.dims[0]));
+      row.scale_cols = static_cast<uint32_t>(ScaleBlocks(row.dims[1]));
+      row.scale_bytes = uint64_t{row.scale_rows} * row.scale_cols * sizeof(float);
+      row.scale_offset = AlignUp(end, kRecordPartAlign);
+      end = row.scale_offset + row.scale_bytes;
+    }
+    row.offset = Take(segment, end);
+    if (scales != nullptr) row.scale_offset += row.offset;
+    AddWhole(*tensor, false, target, segment, row.offset);
+    if (scales != nullptr) AddWhole(*scales, true, target, segment, row.scale_offset);
+    plan_.manifest.tensors.push_back(row);
+    plan_.manifest.tensor_names.push_back(planned.name);
+    return absl::OkStatus();
+  }
+
+  // `parts`: gate, up, down of one expert. Its target numbers begin at `first_target`.
+  absl::Status AddExpert(int64_t layer, int64_t expert, const std::array<std::string, 3>& parts, uint32_t first_target) {
+    std::array<const CheckpointTensor*, 3> weights;
+    std::array<const CheckpointTensor*, 3> scales{};
+    for (size_t i = 0; i < parts.size(); ++i) {
+      ASSIGN_OR_RETURN(weights[i], Find(parts[i]));
+      if (weights[i]->dtype != weights[0]->dtype) {
+        return absl::InvalidArgumentError(absl::StrCat(parts[i], " is ", Sv(DTypeName(weights[i]->dtype)), ", but ", parts[0], " is ",
+                                                       Sv(DTypeName(weights[0]->dtype)), ": one expert must have one dtype"));
+      }
+      if (weights[0]->dtype == DType::kF8E4M3) {
+        ASSIGN_OR_RETURN(scales[i], Find(parts[i] + "_scale_inv"));
+      }
+    }
+    const DType dtype = weights[0]->dtype;
+    const int64_t hidden = plan_.config.hidden_size;
+    const int64_t intermediate = plan_.config.moe_intermediate_size;
+    if (hidden > kRecordSideMax || intermediate > kRecordSideMax) {
+      return absl::InvalidArgumentError(absl::StrCat("hidden_size and moe_intermediate_size must be at most ", kRecordSideMax));
+    }
+    std::array<size_t, 3> weight_sources{};
+    std::array<size_t, 3> scale_sources{};
+    for (size_t i = 0; i < 3; ++i) {
+      weight_sources[i] = AddSource(*weights[i], false, static_cast<uint64_t>(weights[i]->shape[1]) * DTypeBytes(dtype));
+      if (scales[i] != nullptr) scale_sources[i] = AddSource(*scales[i], true, static_cast<uint64_t>(scales[i]->shape[1]) * sizeof(float));
+    }
+    for (int shard = 0; shard < num_shards_; ++shard) {
+      const ShardRange range = ExpertShard(intermediate, shard, num_shards_);
+      const uint32_t segment = static_cast<uint32_t>(shard);
+      const ExpertRecordLayout layout = ExpertRecordLayout::Of(dtype, range.count, hidden);
+      ExpertRow row{};
+      row.layer = static_cast<uint32_t>(layer);
+      row.expert = static_cast<uint32_t>(expert);
+      row.shard = segment;
+      row.segment = segment;
+      row.bytes = layout.bytes;
+      row.begin = range.begin;
+      row.count = range.count;
+      row.dtype = static_cast<uint32_t>(dtype);
+      row.hidden = static_cast<uint32_t>(hidden);
+      row.offset = range.count == 0 ? 0 : Take(segment, row.bytes);
+      plan_.manifest.experts.push_back(row);
+      if (range.count == 0) continue;
+      const uint32_t target = first_target + static_cast<uint32_t>(shard);
+      // `columns`: the shard takes columns of the source (down) instead of rows (gate, up).
+      const auto cut = [&](size_t source, bool columns, uint64_t begin, uint64_t count, uint64_t other, uint64_t element, uint64_t to) {
+        CopyRect rect;
+        rect.target = target;
+        rect.segment = segment;
+        rect.row_begin = columns ? 0 : begin;
+        rect.rows = columns ? other : count;
+        rect.col_begin = columns ? begin * element : 0;
+        rect.col_bytes = (columns ? count : other) * element;
+        rect.to = row.offset + to;
+        rect.to_stride = rect.col_bytes;
+        AddRect(source, rect);
+      };
+      const uint64_t begin = static_cast<uint64_t>(range.begin), count = static_cast<uint64_t>(range.count);
+      const uint64_t element = DTypeBytes(dtype), width = static_cast<uint64_t>(hidden);
+      cut(weight_sources[0], false, begin, count, width, element, layout.gate);
+      cut(weight_sources[1], false, begin, count, width, element, layout.up);
+      cut(weight_sources[2], true, begin, count, width, element, layout.down);
+      if (dtype != DType::kF8E4M3) continue;
+      const uint64_t begin_block = begin / kScaleBlock, count_blocks = static_cast<uint64_t>(ScaleBlocks(range.count));
+      const uint64_t width_blocks = static_cast<uint64_t>(ScaleBlocks(hidden));
+      cut(scale_sources[0], false, begin_block, count_blocks, width_blocks, sizeof(float), layout.gate_scales);
+      cut(scale_sources[1], false, begin_block, count_blocks, width_blocks, sizeof(float), layout.up_scales);
+      cut(scale_sources[2], true, begin_block, count_blocks, width_blocks, sizeof(float), layout.down_scales);
+    }
+    return absl::OkStatus();
+  }
+
+  void Finish() {
+    for (const uint64_t used : used_) plan_.manifest.segments.push_back(SegmentRow{used, 0});
+    std::sort(plan_.sources.begin(), plan_.sources.end(), [](const ImageSource& a, const ImageSource& b) {
+      return std::pair(a.tensor->file, a.tensor->offset) < std::pair(b.tensor->file, b.tensor->offset);
+    });
+    for (const ImageSource& source : plan_.sources) plan_.read_bytes += source.tensor->bytes;
+  }
+
+ private:
+  absl::StatusOr<const CheckpointTensor*> Find(const std::string& name) const {
+    const CheckpointTensor* tensor = plan_.checkpoint.Find(name);
+    if (tensor == nullptr) return absl::NotFoundError(absl::StrCat("tensor ", name, " is missing in ", plan_.checkpoint.dir()));
+    return tensor;
+  }
+
+  uint64_t Take(uint32_t segment, uint64_t bytes) {
+    const uint64_t begin = used_[segment];
+    used_[segment] = AlignUp(begin + bytes, kImageAlign);
+    return begin;
+  }
+
+  // Returns its index: the vector moves while it grows.
+  size_t AddSource(const CheckpointTensor& tensor, bool is_scale, uint64_t row_bytes) {
+    ImageSource source;
+    source.tensor = &tensor;
+    source.is_scale = is_scale;
+    source.widen = is_scale && tensor.dtype == DType::kBF16;
+    source.row_bytes = row_bytes;
+    plan_.sources.push_back(std::move(source));
+    return plan_.sources.size() - 1;
+  }
+
+  void AddRect(size_t source, const CopyRect& rect) {
+    if (plan_.target_parts.size() <= rect.target) plan_.target_parts.resize(rect.target + 1, 0);
+    ++plan_.target_parts[rect.target];
+    plan_.sources[source].rects.push_back(rect);
+  }
+
+  void AddWhole(const CheckpointTensor& tensor, bool is_scale, uint32_t target, uint32_t segment, uint64_t to) {
+    const uint64_t bytes = is_scale ? tensor.bytes / DTypeBytes(tensor.dtype) * sizeof(float) : tensor.bytes;
+    AddRect(AddSource(tensor, is_scale, bytes), CopyRect{target, segment, 0, 1, 0, bytes, to, bytes});
+  }
+
+  ImagePlan& plan_;
+  const int num_shards_;
+  std::vector<uint64_t> used_;
+};
+
+}  // namespace
+
+uint64_t ImagePlan::segment_bytes() const {
+  return std::accumulate(manifest.segments.begin(), manifest.segments.end(), uint64_t{0},
+                         [](uint64_t sum, const SegmentRow& row) { return sum + row.used_bytes; });
+}
+
+std::string ManifestTargetName(const Manifest& manifest, uint32_t target) {
+  if (target < manifest.tensors.size()) return manifest.tensor_names[target];
+  const ExpertRow& row = manifest.experts[target - manifest.tensors.size()];
+  return absl::StrCat("model.layers.", row.layer, ".mlp.experts.", row.expert, ", shard ", row.shard, " of ", manifest.segments.size());
+}
+
+std::string ImagePlan::TargetName(uint32_t target) const { return ManifestTargetName(manifest, target); }
+
+absl::StatusOr<ImagePlan> PlanImage(const std::string& model_dir, int num_shards) {
+  if (num_shards < 1 || num_shards > static_cast<int>(kManifestSegmentsMax)) {
+    return absl::InvalidArgumentError(absl::StrCat(num_shards, " shards: supported are 1 to ", kManifestSegmentsMax));
+  }
+  ImagePlan plan;
+  ASSIGN_OR_RETURN(plan.manifest.config_json, ReadText(model_dir + "/config.json", true));
+  ASSIGN_OR_RETURN(plan.manifest.generation_config_json, ReadText(model_dir + "/generation_config.json", false));
+  plan.manifest.model_dir = model_dir;
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(plan.manifest.config_json, plan.manifest.generation_config_json);
+  if (!config.ok()) return Annotate(config.status(), model_dir);
+  plan.config = *std::move(config);
+  ASSIGN_OR_RETURN(plan.checkpoint, Checkpoint::Open(model_dir));
+  const std::vector<PlannedTensor> planned = PlanTensors(plan.config);
+  RETURN_IF_ERROR(CheckPlan(plan.config, planned, plan.checkpoint));
+
+  Layouter layouter(plan, num_shards);
+  std::map<std::pair<int64_t, int64_t>, std::array<std::string, 3>> experts;
+  uint32_t num_dense = 0;
+  for (const PlannedTensor& tensor : planned) num_dense += tensor.expert < 0;
+  // Dense tensors first, then the experts layer by layer, so that a pass walks each segment from front to back.
+  for (const PlannedTensor& tensor : planned) {
+    if (tensor.expert < 0) {
+      RETURN_IF_ERROR(layouter.AddDense(tensor));
+      continue;
+    }
+    const size_t part = tensor.role == TensorRole::kExpertGate ? 0 : tensor.role == TensorRole::kExpertUp ? 1 : 2;
+    experts[{tensor.layer, tensor.expert}][part] = tensor.name;
+  }
+  plan.manifest.num_experts = static_cast<uint32_t>(plan.config.n_routed_experts);
+  uint32_t target = num_dense;
+  for (const auto& [key, parts] : experts) {
+    RETURN_IF_ERROR(layouter.AddExpert(key.first, key.second, parts, target));
+    target += static_cast<uint32_t>(num_shards);
+  }
+  layouter.Finish();
+  plan.target_parts.resize(target, 0);
+  return plan;
+}
+
+Hash128 ModelFingerprint(const ImagePlan& plan, const std::vector<Hash128>& digests) {
+  std::vector<size_t> order(plan.sources.size());
+  std::iota(order.begin(), order.end(), size_t{0});
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return plan.sources[a].tensor->name < plan.sources[b].tensor->name; });
+  Hasher128 hasher;
+  const auto text = [&](const std::string& s) {  // with its length, so that no two lists of texts run together alike
+    hasher.UpdateValue(static_cast<uint64_t>(s.size()));
+    hasher.Update(s);
+  };
+  text("hearth model 1");
+  text(plan.manifest.config_json);
+  for (const size_t i : order) {
+    const CheckpointTensor& tensor = *plan.sources[i].tensor;
+    text(tensor.name);
+    hasher.UpdateValue(static_cast<uint32_t>(tensor.dtype));
+    hasher.UpdateValue(static_cast<uint32_t>(tensor.shape.size()));
+    for (const int64_t dim : tensor.shape) hasher.UpdateValue(dim);
+    hasher.UpdateValue(digests[i]);
+  }
+  return hasher.Digest();
+}
+
+}  // namespace hearth

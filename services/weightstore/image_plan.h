@@ -1,0 +1,61 @@
+// Where every byte of a checkpoint goes in a weight image: rows of the manifest, and the copies that fill them. Layout: docs/weight-image.md.
+// Room: services/weightstore. May touch: common/{formats,shm,base}. Threads: any; a value, const once made. Reads headers only, no weight.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "common/base/hash.h"
+#include "common/base/status.h"
+#include "common/formats/model_config.h"
+#include "common/formats/safetensors.h"
+#include "common/shm/manifest.h"
+
+namespace hearth {
+
+// A rectangle of a source tensor, seen as [rows, row_bytes], and where it goes. A target is a row of the manifest: tensor rows
+// first, expert rows behind them.
+struct CopyRect {
+  uint32_t target = 0;
+  uint32_t segment = 0;
+  uint64_t row_begin = 0;
+  uint64_t rows = 0;
+  uint64_t col_begin = 0;  // bytes
+  uint64_t col_bytes = 0;
+  uint64_t to = 0;         // in the segment's body
+  uint64_t to_stride = 0;  // bytes between rows there
+};
+
+// One tensor of the checkpoint.
+struct ImageSource {
+  const CheckpointTensor* tensor = nullptr;  // into ImagePlan::checkpoint
+  bool is_scale = false;
+  bool widen = false;      // BF16 scales become F32 in the image; rows and columns above count F32 bytes then
+  uint64_t row_bytes = 0;  // as placed
+  std::vector<CopyRect> rects;
+};
+
+struct ImagePlan {
+  ModelConfig config;
+  Checkpoint checkpoint;
+  Manifest manifest;                  // all but generation, fingerprint and sums
+  std::vector<ImageSource> sources;   // in reading order: by file and offset
+  std::vector<uint32_t> target_parts; // rectangles that a target waits for
+  uint64_t read_bytes = 0;            // of all sources
+
+  uint64_t segment_bytes() const;
+  // "model.layers.3.mlp.gate.weight", or "model.layers.3, expert 7, shard 1 of 2".
+  std::string TargetName(uint32_t target) const;
+};
+
+// Errors: those of formats/*.h for config, checkpoint and plan; InvalidArgument for num_shards and for experts of mixed dtypes.
+absl::StatusOr<ImagePlan> PlanImage(const std::string& model_dir, int num_shards);
+
+// The model's identity: XXH3-128 of config.json and of all sources, sorted by name: (name, dtype, shape, XXH3-128 of the checkpoint's
+// bytes). It does not depend on the shard count. `digests` is parallel to plan.sources.
+Hash128 ModelFingerprint(const ImagePlan& plan, const std::vector<Hash128>& digests);
+
+std::string ManifestTargetName(const Manifest& manifest, uint32_t target);
+
+}  // namespace hearth
