@@ -1,0 +1,17 @@
+// What runs the Experts op on the host: declared here so that common/experts can implement it without an arrow that points up.
+// Room: common/device. May touch: common/base. Threads: one Run at a time; a device's streams take turns.
+#pragma once
+
+#include "common/base/status.h"
+#include "common/device/ops.h"
+
+namespace hearth {
+
+class ExpertEngine {
+ public:
+  virtual ~ExpertEngine() = default;
+  // Returns once args.out is complete. Errors (workspace past the device's budget) end the stream that asked.
+  virtual absl::Status Run(const ExpertsArgs& args) = 0;
+};
+
+}  // namespace hearth

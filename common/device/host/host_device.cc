@@ -1,0 +1,172 @@
+#include "common/device/host/host_device.h"
+
+#include <pthread.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <chrono>
+#include <condition_variable>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+#include "common/base/time.h"
+#include "common/device/host/host_ops.h"
+#include "common/device/host/host_stream.h"
+
+namespace hearth {
+namespace {
+
+// What must be looked at without a Notify (a stop, a peer's death) is looked at this often.
+constexpr int64_t kLookNs = 100'000'000;
+
+class HostEventCount : public HostSignal {
+ public:
+  uint64_t Current() const override { return count_.load(std::memory_order_acquire); }
+  void Notify() override {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      count_.fetch_add(1, std::memory_order_release);
+    }
+    changed_.notify_all();
+  }
+  void WaitFor(uint64_t seen, int64_t ns) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    changed_.wait_for(lock, std::chrono::nanoseconds(ns), [&] { return count_.load(std::memory_order_relaxed) != seen; });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::atomic<uint64_t> count_{0};
+};
+
+class HostActor : public Actor {
+ public:
+  HostActor(const std::string& name, std::function<void()> body) : thread_(std::move(body)) {
+    pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
+  }
+  ~HostActor() override { thread_.join(); }
+
+ private:
+  std::thread thread_;
+};
+
+// Outlives the device if a buffer does: a buffer gives its bytes back whenever it goes.
+struct Budget {
+  uint64_t limit = UINT64_MAX;
+  std::atomic<uint64_t> used{0};
+};
+
+int CoresOfThisProcess() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return std::max(1u, std::thread::hardware_concurrency());
+  return std::max(1, CPU_COUNT(&set));
+}
+
+std::string SupportedNames() {
+  return absl::StrJoin(SupportedIsas(), " ", [](std::string* out, Isa isa) { absl::StrAppend(out, Sv(IsaName(isa))); });
+}
+
+class HostDeviceImpl : public HostDevice {
+ public:
+  HostDeviceImpl(const HostDeviceOptions& options, Isa isa, int num_threads)
+      : options_(options),
+        kernels_(Kernels(isa)),
+        pool_({.num_threads = num_threads, .num_pools = options.num_pools, .cpus = options.cpus}),
+        ops_(pool_, kernels_, options.parallel_work_min),
+        budget_(std::make_shared<Budget>()) {
+    if (options.memory_budget_bytes != 0) budget_->limit = options.memory_budget_bytes;
+    caps_.kind = "host";
+    caps_.numerics = absl::StrCat("host/", Sv(IsaName(isa)), "/exact");
+    caps_.description = absl::StrCat(num_threads, num_threads == 1 ? " thread" : " threads",
+                                     pool_.num_pools() > 1 ? absl::StrCat(" in ", pool_.num_pools(), " pools") : "", ", ", Sv(IsaName(isa)),
+                                     " (supported: ", SupportedNames(), ")");
+    caps_.memory_budget_bytes = budget_->limit;
+    caps_.num_threads = num_threads;
+  }
+
+  const DeviceCaps& caps() const override { return caps_; }
+  Ops& ops() override { return ops_; }
+  ThreadPool& pool() override { return pool_; }
+  const KernelTable& kernels() const override { return kernels_; }
+  int64_t parallel_work_min() const override { return options_.parallel_work_min; }
+  void SetExpertEngine(std::unique_ptr<ExpertEngine> engine) override { ops_.SetExpertEngine(std::move(engine)); }
+
+  absl::StatusOr<Buffer> Allocate(size_t bytes) override {
+    const size_t rounded = (bytes + 63) / 64 * 64;
+    uint64_t used = budget_->used.load(std::memory_order_relaxed);
+    do {
+      if (rounded > budget_->limit - used) {
+        return absl::ResourceExhaustedError(absl::StrCat("device memory: ", HumanBytes(static_cast<double>(rounded)), " needed, ",
+                                                         HumanBytes(static_cast<double>(budget_->limit - used)), " of the budget of ",
+                                                         HumanBytes(static_cast<double>(budget_->limit)),
+                                                         " left; raise the budget or use smaller batches"));
+      }
+    } while (!budget_->used.compare_exchange_weak(used, used + rounded, std::memory_order_relaxed));
+    void* data = std::aligned_alloc(64, std::max<size_t>(rounded, 64));
+    if (data == nullptr) {
+      budget_->used.fetch_sub(rounded, std::memory_order_relaxed);
+      return absl::ResourceExhaustedError(
+          absl::StrCat("the machine has no ", HumanBytes(static_cast<double>(rounded)), " of memory left for the host device"));
+    }
+    std::memset(data, 0, std::max<size_t>(rounded, 64));
+    return Buffer(data, bytes, [data, rounded, budget = budget_] {
+      std::free(data);
+      budget->used.fetch_sub(rounded, std::memory_order_relaxed);
+    });
+  }
+
+  std::unique_ptr<Stream> MakeStream(std::string name) override { return std::make_unique<HostStream>(std::move(name)); }
+  std::unique_ptr<Event> MakeEvent() override { return std::make_unique<HostEvent>(); }
+  std::unique_ptr<Actor> Spawn(std::string name, std::function<void()> body) override {
+    return std::make_unique<HostActor>(name, std::move(body));
+  }
+  std::unique_ptr<HostSignal> MakeSignal() override { return std::make_unique<HostEventCount>(); }
+
+  WaitResult HostWait(HostSignal& signal, uint64_t seen, const WaitLimits& limits) override {
+    HostEventCount& count = static_cast<HostEventCount&>(signal);
+    while (true) {
+      if (limits.stop != nullptr && limits.stop->stopped()) return WaitResult::kStopped;
+      if (count.Current() != seen) return WaitResult::kSignalled;
+      if (limits.peer_gone && limits.peer_gone()) return WaitResult::kPeerGone;
+      const int64_t left = limits.deadline_ns == INT64_MAX ? INT64_MAX : limits.deadline_ns - Now();
+      if (left <= 0) return WaitResult::kDeadline;
+      count.WaitFor(seen, std::min(left, kLookNs));
+    }
+  }
+
+  int64_t Now() const override { return MonotonicNowNs(); }
+
+ private:
+  const HostDeviceOptions options_;
+  const KernelTable& kernels_;
+  ThreadPool pool_;
+  HostOps ops_;
+  std::shared_ptr<Budget> budget_;
+  DeviceCaps caps_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& options) {
+  const std::vector<Isa> supported = SupportedIsas();
+  const Isa isa = options.isa.value_or(supported.back());
+  if (std::find(supported.begin(), supported.end(), isa) == supported.end()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("this CPU can't run the ", Sv(IsaName(isa)), " kernels; it supports: ", SupportedNames(), ". Choose one of these, or auto"));
+  }
+  if (options.num_threads < 0 || options.num_pools < 1 || (!options.cpus.empty() && static_cast<int>(options.cpus.size()) != options.num_pools)) {
+    return absl::InvalidArgumentError(absl::StrCat("host device: ", options.num_threads, " threads, ", options.num_pools, " pools, cores for ",
+                                                   options.cpus.size(), " pools: threads can't be negative, there is at least one pool, and cores are ",
+                                                   "listed for each pool or for none"));
+  }
+  const int num_threads = options.num_threads > 0 ? options.num_threads : CoresOfThisProcess();
+  return std::make_unique<HostDeviceImpl>(options, isa, num_threads);
+}
+
+}  // namespace hearth

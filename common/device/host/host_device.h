@@ -1,0 +1,41 @@
+// The host device: this machine's cores and memory behind the Device seam. Always there; the product's default without a GPU.
+// Room: common/device/host. May touch: common/{kernels,numa,shm,base}. Threads: see device.h.
+// The only folder above common/base that makes threads, waits and reads the clock: engines ask their Device.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/device/device.h"
+#include "common/device/expert_engine.h"
+#include "common/device/host/thread_pool.h"
+#include "common/kernels/kernels.h"
+
+namespace hearth {
+
+struct HostDeviceOptions {
+  std::optional<Isa> isa;             // none: the best that this CPU supports
+  int num_threads = 0;                // 0: as many as this process may run on
+  int num_pools = 1;                  // one per NUMA shard of the experts; at most num_threads are made
+  std::vector<std::vector<int>> cpus; // by pool: cores to pin its threads to; empty: not pinned
+  uint64_t memory_budget_bytes = 0;   // 0: no limit but the machine's
+  // Multiply-adds under which an op runs on the calling thread alone: waking another costs about 5 us. Moves time, never a bit of the result.
+  int64_t parallel_work_min = 128 * 1024;
+};
+
+class HostDevice : public Device {
+ public:
+  // FailedPrecondition for a path that this CPU lacks (it names those there are).
+  static absl::StatusOr<std::unique_ptr<HostDevice>> Create(const HostDeviceOptions& options);
+
+  virtual ThreadPool& pool() = 0;
+  virtual const KernelTable& kernels() const = 0;
+  virtual int64_t parallel_work_min() const = 0;
+  // Who runs the Experts op. Call once, before the first op (MakeHostDevice of common/experts does).
+  virtual void SetExpertEngine(std::unique_ptr<ExpertEngine> engine) = 0;
+};
+
+}  // namespace hearth

@@ -1,0 +1,238 @@
+#include "common/device/host/host_ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <utility>
+
+#include "common/base/check.h"
+
+namespace hearth {
+namespace {
+
+// Tokens a linear kernel is given at once: their activations stay in the second-level cache while a block of weight rows passes.
+constexpr int64_t kTokenBlock = 32;
+// Weight rows are cut in multiples of this, so that kernels work on whole groups of rows.
+constexpr int64_t kRowAlign = 16;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+HostStream& AsHost(Stream& stream) { return static_cast<HostStream&>(stream); }
+
+// One row of a table in the checkpoint's precision, as floats.
+void RowToFloat(const WeightView& table, int64_t row, float* out) {
+  const int64_t n = table.cols;
+  switch (table.dtype) {
+    case DType::kBF16: {
+      const bf16* p = static_cast<const bf16*>(table.data) + row * table.row_stride;
+      for (int64_t i = 0; i < n; ++i) out[i] = ToFloat(p[i]);
+      return;
+    }
+    case DType::kF32:
+      std::memcpy(out, static_cast<const float*>(table.data) + row * table.row_stride, static_cast<size_t>(n) * sizeof(float));
+      return;
+    case DType::kF16: {
+      const uint16_t* p = static_cast<const uint16_t*>(table.data) + row * table.row_stride;
+      for (int64_t i = 0; i < n; ++i) out[i] = F16ToFloat(p[i]);
+      return;
+    }
+    case DType::kF8E4M3: {
+      const uint8_t* p = static_cast<const uint8_t*>(table.data) + row * table.row_stride;
+      const float* scales = table.scales + (table.scale_row0 + row) / kScaleBlock * table.scale_stride;
+      for (int64_t i = 0; i < n; ++i) out[i] = F8E4M3ToFloat(p[i]) * scales[i / kScaleBlock];
+      return;
+    }
+    case DType::kInvalid:
+      break;
+  }
+  HEARTH_CHECK(false && "a table without dtype");
+}
+
+struct RowAt {
+  const KvSequence* sequence;
+  int64_t row;
+  int64_t position;
+};
+
+// The rows of all sequences, in the stream's scratch memory.
+std::pair<const RowAt*, int64_t> ListRows(HostStream& stream, const KvSequence* sequences, int64_t num_sequences) {
+  int64_t count = 0;
+  for (int64_t s = 0; s < num_sequences; ++s) count += sequences[s].num_rows;
+  stream.scratch.Reserve(Scratch::Bytes<RowAt>(count));
+  RowAt* rows = stream.scratch.Take<RowAt>(count);
+  int64_t next = 0;
+  for (int64_t s = 0; s < num_sequences; ++s) {
+    for (int64_t i = 0; i < sequences[s].num_rows; ++i) {
+      rows[next++] = {&sequences[s], sequences[s].first_row + i, sequences[s].start_position + i};
+    }
+  }
+  return {rows, count};
+}
+
+// Sum of squares in double, in four interleaved partial sums: one order, whatever the batch.
+double SumOfSquares(const float* x, int64_t n) {
+  double partial[4] = {0, 0, 0, 0};
+  int64_t i = 0;
+  for (; i + 4 <= n; i += 4) {
+    for (int j = 0; j < 4; ++j) partial[j] += static_cast<double>(x[i + j]) * x[i + j];
+  }
+  for (int j = 0; i < n; ++i, ++j) partial[j] += static_cast<double>(x[i]) * x[i];
+  return (partial[0] + partial[1]) + (partial[2] + partial[3]);
+}
+
+}  // namespace
+
+HostOps::HostOps(ThreadPool& pool, const KernelTable& kernels, int64_t parallel_work_min)
+    : pool_(pool), kernels_(kernels), parallel_work_min_(parallel_work_min), worker_scratch_(static_cast<size_t>(pool.num_threads())) {}
+
+void HostOps::Embed(Stream& stream, const EmbedArgs& a) {
+  if (!AsHost(stream).alive()) return;
+  pool_.ParallelFor(Parallel(a.m * a.table.cols), a.m,
+                    [&](int64_t m, int) { RowToFloat(a.table, a.token_ids[m], a.out + m * a.table.cols); });
+}
+
+void HostOps::RmsNorm(Stream& stream, const RmsNormArgs& a) {
+  if (!AsHost(stream).alive()) return;
+  pool_.ParallelFor(Parallel(a.m * a.n), a.m,
+                    [&](int64_t m, int) { kernels_.rms_norm(a.x + m * a.ldx, a.weight, a.eps, a.out + m * a.n, a.n); });
+}
+
+void HostOps::Linear(Stream& stream, const LinearArgs& a) {
+  if (!AsHost(stream).alive()) return;
+  Product(a);
+}
+
+void HostOps::Product(const LinearArgs& a) {
+  const int64_t rows = a.w.rows;
+  const int64_t token_blocks = CeilDiv(a.m, kTokenBlock);
+  if (rows == 0 || token_blocks == 0) return;
+  const bool parallel = Parallel(a.m * rows * a.w.cols) && pool_.num_threads() > 1;
+  // Several tasks a thread, so that one late to wake costs little.
+  const int64_t wanted = parallel ? CeilDiv(4 * pool_.num_threads(), token_blocks) : 1;
+  const int64_t step = CeilDiv(CeilDiv(rows, std::min(wanted, rows)), kRowAlign) * kRowAlign;
+  // Tokens innermost: a block of weight rows is read once and met by all tokens while it is in cache.
+  pool_.ParallelFor(parallel, CeilDiv(rows, step) * token_blocks, [&](int64_t task, int) {
+    const int64_t row = task / token_blocks * step;
+    const int64_t token = task % token_blocks * kTokenBlock;
+    kernels_.linear(a.w, a.x + token * a.ldx, a.ldx, std::min(kTokenBlock, a.m - token), a.y + token * a.ldy, a.ldy, row,
+                    std::min(row + step, rows));
+  });
+}
+
+void HostOps::ToBf16(Stream& stream, const ToBf16Args& a) {
+  if (!AsHost(stream).alive()) return;
+  kernels_.to_bf16(a.x, a.out, a.n);
+}
+
+void HostOps::SiluMul(Stream& stream, const SiluMulArgs& a) {
+  if (!AsHost(stream).alive()) return;
+  pool_.ParallelFor(Parallel(a.m * a.n * 8), a.m,
+                    [&](int64_t m, int) { kernels_.silu_mul(a.gate + m * a.ld, a.up + m * a.ld, a.out + m * a.n, a.n); });
+}
+
+void HostOps::Add(Stream& stream, const AddArgs& a) {
+  if (!AsHost(stream).alive()) return;
+  constexpr int64_t kStep = 16 * 1024;
+  pool_.ParallelFor(Parallel(a.n), CeilDiv(a.n, kStep), [&](int64_t task, int) {
+    const int64_t begin = task * kStep;
+    kernels_.axpy(1.0f, a.x + begin, a.y + begin, std::min(kStep, a.n - begin));
+  });
+}
+
+void HostOps::GatherRows(Stream& stream, const GatherRowsArgs& a) {
+  if (!AsHost(stream).alive()) return;
+  for (int64_t m = 0; m < a.m; ++m) {
+    std::memcpy(a.out + m * a.n, a.x + a.rows[m] * a.n, static_cast<size_t>(a.n) * sizeof(float));
+  }
+}
+
+void HostOps::MlaWriteKv(Stream& stream, const MlaWriteKvArgs& a) {
+  if (!AsHost(stream).alive()) return;
+  const int64_t rope_dim = 2 * a.rope.half;
+  const auto [rows, count] = ListRows(AsHost(stream), a.sequences, a.num_sequences);
+  pool_.ParallelFor(Parallel(count * (a.rank + rope_dim) * 4), count, [&, rows = rows](int64_t task, int worker) {
+    const auto& [sequence, row, position] = rows[task];
+    if (position < sequence->write_from) return;
+    Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
+    scratch.Reserve(Scratch::Bytes<float>(rope_dim));
+    float* key = scratch.Take<float>(rope_dim);
+    const float* in = a.kv_a + row * (a.rank + rope_dim);
+    bf16* out = a.kv->rows(sequence->pages[position / kPageTokens], a.layer) + position % kPageTokens * (a.rank + rope_dim);
+    kernels_.rms_norm(in, a.norm_weight, a.eps, out, a.rank);
+    std::copy_n(in + a.rank, rope_dim, key);
+    RopeInterleaved(key, a.rope.cos + position * a.rope.half, a.rope.sin + position * a.rope.half, a.rope.half);
+    kernels_.to_bf16(key, out + a.rank, rope_dim);
+  });
+}
+
+void HostOps::MlaRopeQuery(Stream& stream, const MlaRopeQueryArgs& a) {
+  if (!AsHost(stream).alive()) return;
+  const int64_t head_dim = a.nope + a.rope_dim;
+  const auto [rows, count] = ListRows(AsHost(stream), a.sequences, a.num_sequences);
+  pool_.ParallelFor(Parallel(count * a.heads * head_dim * 4), count, [&, rows = rows](int64_t task, int worker) {
+    const auto& [sequence, row, position] = rows[task];
+    Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
+    scratch.Reserve(Scratch::Bytes<float>(a.rope_dim));
+    float* rotated = scratch.Take<float>(a.rope_dim);
+    const float* cos = a.rope.cos + position * a.rope.half;
+    const float* sin = a.rope.sin + position * a.rope.half;
+    for (int64_t head = 0; head < a.heads; ++head) {
+      const float* in = a.q + (row * a.heads + head) * head_dim;
+      bf16* out = a.out + (row * a.heads + head) * head_dim;
+      kernels_.to_bf16(in, out, a.nope);
+      std::copy_n(in + a.nope, a.rope_dim, rotated);
+      RopeInterleaved(rotated, cos, sin, a.rope.half);
+      kernels_.to_bf16(rotated, out + a.nope, a.rope_dim);
+    }
+  });
+}
+
+void HostOps::Gate(Stream& stream, const GateArgs& a) {
+  if (!AsHost(stream).alive() || a.m == 0) return;
+  const int64_t experts = a.params.num_experts;
+  // Rows 2m and 2m + 1 hold token m as a sum of two BF16 numbers, x = high + low to 16 bits of mantissa: F32 accuracy from the BF16 kernel.
+  Scratch& scratch = AsHost(stream).scratch;
+  scratch.Reserve(Scratch::Bytes<bf16>(2 * a.m * a.hidden) + Scratch::Bytes<float>(2 * a.m * experts));
+  bf16* terms = scratch.Take<bf16>(2 * a.m * a.hidden);
+  float* products = scratch.Take<float>(2 * a.m * experts);
+
+  pool_.ParallelFor(Parallel(a.m * a.hidden * 4), a.m, [&](int64_t m, int) {
+    const float* x = a.x + m * a.hidden;
+    bf16* high = terms + 2 * m * a.hidden;
+    bf16* low = high + a.hidden;
+    const double mean = SumOfSquares(x, a.hidden) / static_cast<double>(a.hidden);
+    const float scale = static_cast<float>(1.0 / std::sqrt(mean + a.eps));
+    for (int64_t i = 0; i < a.hidden; ++i) {
+      const float value = x[i] * scale * a.norm_weight[i];
+      high[i] = hearth::ToBf16(value);
+      low[i] = hearth::ToBf16(value - ToFloat(high[i]));
+    }
+  });
+  Product({.w = a.w, .x = terms, .ldx = a.hidden, .m = 2 * a.m, .y = products, .ldy = experts});
+  pool_.ParallelFor(Parallel(a.m * experts * 32), a.m, [&](int64_t m, int worker) {
+    Scratch& select = worker_scratch_[static_cast<size_t>(worker)];
+    select.Reserve(Scratch::Bytes<float>(2 * experts + a.params.num_groups));
+    float* logits = products + 2 * m * experts;
+    const float* low = logits + experts;
+    for (int64_t e = 0; e < experts; ++e) logits[e] += low[e];
+    GateSelect(a.params, logits, a.bias, a.ids + m * a.params.top_k, a.weights + m * a.params.top_k,
+               select.Take<float>(2 * experts + a.params.num_groups));
+  });
+}
+
+void HostOps::Experts(Stream& stream, const ExpertsArgs& a) {
+  HostStream& host = AsHost(stream);
+  if (!host.alive()) return;
+  if (experts_ == nullptr) {
+    host.Fail(absl::FailedPreconditionError("this host device has no expert engine: make it with MakeHostDevice"));
+    return;
+  }
+  if (absl::Status status = experts_->Run(a); !status.ok()) host.Fail(Annotate(status, "experts"));
+}
+
+void HostOps::ToHost(Stream& stream, const ToHostArgs& a) {
+  if (!AsHost(stream).alive() || a.bytes == 0) return;
+  std::memcpy(a.host, a.device, a.bytes);
+}
+
+}  // namespace hearth

@@ -1,0 +1,154 @@
+#include "common/device/op_cost.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "absl/strings/str_format.h"
+
+namespace hearth {
+namespace {
+
+constexpr double kF32 = 4;
+constexpr double kBf16 = 2;
+
+double Blocks(int64_t n) { return static_cast<double>((n + kScaleBlock - 1) / kScaleBlock); }
+
+int64_t TotalRows(const KvSequence* sequences, int64_t num_sequences) {
+  int64_t rows = 0;
+  for (int64_t i = 0; i < num_sequences; ++i) rows += sequences[i].num_rows;
+  return rows;
+}
+
+}  // namespace
+
+OpCost& OpCost::operator+=(const OpCost& o) {
+  flops += o.flops;
+  weight_bytes += o.weight_bytes;
+  activation_bytes += o.activation_bytes;
+  kv_bytes += o.kv_bytes;
+  return *this;
+}
+
+std::string OpCost::ToString() const {
+  return absl::StrFormat("flops=%.15g weights=%.15g activations=%.15g kv=%.15g", flops, weight_bytes, activation_bytes, kv_bytes);
+}
+
+double WeightViewBytes(const WeightView& w) {
+  double bytes = static_cast<double>(w.rows) * w.cols * DTypeBytes(w.dtype);
+  if (w.dtype == DType::kF8E4M3) {
+    const int64_t first = w.scale_row0 / kScaleBlock;
+    const int64_t last = w.rows == 0 ? first : (w.scale_row0 + w.rows + kScaleBlock - 1) / kScaleBlock;
+    bytes += static_cast<double>(last - first) * Blocks(w.cols) * kF32;
+  }
+  return bytes;
+}
+
+double ExpectedDistinctExperts(int64_t num_experts, int64_t top_k, int64_t m) {
+  if (num_experts <= 0) return 0;
+  const double asleep = 1.0 - static_cast<double>(top_k) / static_cast<double>(num_experts);
+  return static_cast<double>(num_experts) * (1.0 - std::pow(asleep, static_cast<double>(m)));
+}
+
+OpCost CostOf(const EmbedArgs& a) {
+  const double row = static_cast<double>(a.m) * a.table.cols;
+  return {.flops = 0, .weight_bytes = row * DTypeBytes(a.table.dtype), .activation_bytes = row * kF32, .kv_bytes = 0};
+}
+
+OpCost CostOf(const RmsNormArgs& a) {
+  const double n = static_cast<double>(a.m) * a.n;
+  return {.flops = 4 * n, .weight_bytes = kF32 * a.n, .activation_bytes = n * (kF32 + kBf16), .kv_bytes = 0};
+}
+
+OpCost CostOf(const LinearArgs& a) {
+  const double m = static_cast<double>(a.m);
+  return {.flops = 2 * m * a.w.rows * a.w.cols,
+          .weight_bytes = WeightViewBytes(a.w),
+          .activation_bytes = m * (a.w.cols * kBf16 + a.w.rows * kF32),
+          .kv_bytes = 0};
+}
+
+OpCost CostOf(const ToBf16Args& a) {
+  return {.flops = 0, .weight_bytes = 0, .activation_bytes = a.n * (kF32 + kBf16), .kv_bytes = 0};
+}
+
+OpCost CostOf(const SiluMulArgs& a) {
+  const double n = static_cast<double>(a.m) * a.n;
+  return {.flops = 5 * n, .weight_bytes = 0, .activation_bytes = n * (2 * kF32 + kBf16), .kv_bytes = 0};
+}
+
+OpCost CostOf(const AddArgs& a) {
+  return {.flops = static_cast<double>(a.n), .weight_bytes = 0, .activation_bytes = 3 * kF32 * a.n, .kv_bytes = 0};
+}
+
+OpCost CostOf(const GatherRowsArgs& a) {
+  return {.flops = 0, .weight_bytes = 0, .activation_bytes = 2 * kF32 * a.m * a.n, .kv_bytes = 0};
+}
+
+OpCost CostOf(const MlaWriteKvArgs& a) {
+  double read = 0, written = 0;
+  const double row = static_cast<double>(a.rank + 2 * a.rope.half);
+  for (int64_t i = 0; i < a.num_sequences; ++i) {
+    const KvSequence& s = a.sequences[i];
+    const int64_t kept = std::clamp<int64_t>(s.write_from - s.start_position, 0, s.num_rows);
+    read += row * static_cast<double>(s.num_rows - kept);
+    written += row * static_cast<double>(s.num_rows - kept);
+  }
+  return {.flops = 4 * read, .weight_bytes = kF32 * a.rank, .activation_bytes = kF32 * read, .kv_bytes = kBf16 * written};
+}
+
+OpCost CostOf(const MlaRopeQueryArgs& a) {
+  const double rows = static_cast<double>(TotalRows(a.sequences, a.num_sequences)) * a.heads;
+  return {.flops = rows * 3 * a.rope_dim,
+          .weight_bytes = 0,
+          .activation_bytes = rows * (a.nope + a.rope_dim) * (kF32 + kBf16),
+          .kv_bytes = 0};
+}
+
+OpCost CostOf(const MlaAttentionArgs& a) {
+  OpCost cost;
+  cost.weight_bytes = WeightViewBytes(a.kv_b);
+  const double heads = static_cast<double>(a.heads);
+  const double kv_row = static_cast<double>(a.rank + a.rope_dim) * kBf16;
+  for (int64_t i = 0; i < a.num_sequences; ++i) {
+    const KvSequence& s = a.sequences[i];
+    const double rows = static_cast<double>(s.num_rows);
+    // Positions that the rows see, summed: start+1, start+2, ..., start+rows.
+    const double seen = rows * s.start_position + rows * (rows + 1) / 2;
+    const double end = static_cast<double>(s.start_position + s.num_rows);
+    cost.activation_bytes += rows * heads * (a.nope + a.rope_dim + a.v_dim) * kBf16;
+    if (a.form == Form::kDecode) {
+      cost.flops += 2 * heads * (rows * a.rank * (a.nope + a.v_dim) + seen * (2 * a.rank + a.rope_dim));
+      cost.kv_bytes += seen * kv_row;
+    } else {
+      cost.flops += 2 * heads * (end * a.rank * (a.nope + a.v_dim) + seen * (a.nope + a.rope_dim + a.v_dim));
+      cost.kv_bytes += end * kv_row;
+    }
+  }
+  return cost;
+}
+
+OpCost CostOf(const GateArgs& a) {
+  const double m = static_cast<double>(a.m);
+  // Two products a token: the F32 activations go through as the sum of two BF16 terms.
+  return {.flops = m * (4 * a.hidden + 4 * a.hidden * static_cast<double>(a.params.num_experts)),
+          .weight_bytes = WeightViewBytes(a.w) + kF32 * a.hidden + (a.bias != nullptr ? kF32 * a.params.num_experts : 0),
+          .activation_bytes = m * (kF32 * a.hidden + 8 * a.params.top_k),
+          .kv_bytes = 0};
+}
+
+OpCost CostOf(const ExpertsArgs& a) {
+  const double elements = 3.0 * static_cast<double>(a.hidden) * a.intermediate;
+  double record = elements * DTypeBytes(a.weight_dtype);
+  if (a.weight_dtype == DType::kF8E4M3) record += 3 * Blocks(a.hidden) * Blocks(a.intermediate) * kF32;
+  const double pairs = static_cast<double>(a.m) * a.top_k;
+  return {.flops = 2 * pairs * elements,
+          .weight_bytes = ExpectedDistinctExperts(a.num_experts, a.top_k, a.m) * record,
+          .activation_bytes = static_cast<double>(a.m) * a.hidden * (kBf16 + kF32) + 8 * pairs,
+          .kv_bytes = 0};
+}
+
+OpCost CostOf(const ToHostArgs& a) {
+  return {.flops = 0, .weight_bytes = 0, .activation_bytes = static_cast<double>(a.bytes), .kv_bytes = 0};
+}
+
+}  // namespace hearth

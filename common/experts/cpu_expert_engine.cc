@@ -1,0 +1,339 @@
+#include "common/experts/cpu_expert_engine.h"
+
+#include <algorithm>
+#include <atomic>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+#include "common/device/host/scratch.h"
+#include "common/device/host/task_board.h"
+#include "common/experts/expert_source.h"
+
+namespace hearth {
+namespace {
+
+// Tokens of one walk over the experts: bounds the workspace to 512 * top_k rows of hidden_size floats a shard.
+constexpr int64_t kTokensMax = 512;
+// Tokens a kernel is given at once, so that their activations stay in the second-level cache.
+constexpr int64_t kTokenBlock = 32;
+constexpr int64_t kRowAlign = 16;
+constexpr int64_t kRowsMax = 512;
+constexpr int64_t kSumStep = 1024;
+constexpr int64_t kQuarters = 4;
+
+int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Rows of a task, so that `total_rows` over all experts make several tasks a thread.
+int64_t RowStep(int64_t total_rows, int64_t rows, int threads) {
+  const int64_t even = CeilDiv(total_rows, 4 * std::max(1, threads));
+  return std::min(CeilDiv(std::clamp<int64_t>(even, kRowAlign, kRowsMax), kRowAlign) * kRowAlign, std::max(rows, kRowAlign));
+}
+
+class CpuExpertEngine : public ExpertEngine {
+ public:
+  explicit CpuExpertEngine(HostDevice& device)
+      : device_(device),
+        pool_(device.pool()),
+        kernels_(device.kernels()),
+        worker_scratch_(static_cast<size_t>(pool_.num_threads())),
+        sum_board_(std::make_unique<TaskBoard>()) {}
+
+  absl::Status Run(const ExpertsArgs& args) override {
+    if (args.source->num_shards() != args.num_shards) {
+      return absl::InvalidArgumentError("the expert source has another number of shards than the op");
+    }
+    for (int64_t begin = 0; begin < args.m; begin += kTokensMax) {
+      ExpertsArgs part = args;
+      part.m = std::min(kTokensMax, args.m - begin);
+      part.x += begin * args.hidden;
+      part.ids += begin * args.top_k;
+      part.weights += begin * args.top_k;
+      part.out += begin * args.hidden;
+      RETURN_IF_ERROR(RunTokens(part));
+    }
+    return absl::OkStatus();
+  }
+
+ private:
+  // A chosen expert and its tokens: pairs [first_pair, first_pair + count).
+  struct Chosen {
+    int64_t expert = 0;
+    int64_t first_pair = 0;
+    int64_t count = 0;
+    const bf16* x = nullptr;  // [count, hidden]
+  };
+
+  struct Shard {
+    std::unique_ptr<TaskBoard> board = std::make_unique<TaskBoard>();
+    std::vector<ExpertView> views;                        // by chosen expert
+    std::unique_ptr<std::atomic<int32_t>[]> gate_up_left;  // by chosen expert
+    size_t capacity = 0;
+    int64_t rows = 0;  // this shard's part of the intermediate size
+    int64_t gate_up_step = 0, gate_up_blocks = 0;
+    int64_t down_step = 0, down_blocks = 0;
+    bf16* activations = nullptr;  // [pairs, rows]
+    float* down = nullptr;        // [pairs, hidden]
+  };
+
+  absl::Status RunTokens(const ExpertsArgs& args);
+  void GroupByExpert(const ExpertsArgs& args);
+  absl::Status TakeWorkspace(const ExpertsArgs& args);
+  void GatherInputs(const ExpertsArgs& args);
+  void MakeTasks(const ExpertsArgs& args);
+  void Work(const ExpertsArgs& args, int worker);
+  void RunTask(const ExpertsArgs& args, Shard& shard, int64_t task, int worker);
+  void GateUp(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block, int worker);
+  void Down(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block);
+  void Sum(const ExpertsArgs& args, int64_t task, int worker);
+
+  void Multiply(const WeightView& w, const bf16* x, int64_t ldx, int64_t count, float* y, int64_t ldy) {
+    for (int64_t m = 0; m < count; m += kTokenBlock) {
+      kernels_.linear(w, x + m * ldx, ldx, std::min(kTokenBlock, count - m), y + m * ldy, ldy, 0, w.rows);
+    }
+  }
+
+  HostDevice& device_;
+  ThreadPool& pool_;
+  const KernelTable& kernels_;
+  std::vector<Scratch> worker_scratch_;
+
+  std::vector<Chosen> chosen_;          // ascending by id
+  std::vector<int64_t> expert_count_;   // by id; then the next free pair
+  std::vector<int32_t> pair_token_;     // [pairs]
+  std::vector<int32_t> pair_of_;        // [tokens, top_k]
+  std::vector<Shard> shards_;
+  std::unique_ptr<TaskBoard> sum_board_;
+  std::atomic<int64_t> down_left_{0};   // over all shards; the task that takes it to zero releases the sums
+  int64_t sum_tasks_ = 0;
+  Buffer workspace_;
+  bf16* gathered_ = nullptr;            // [pairs, hidden]
+};
+
+absl::Status CpuExpertEngine::RunTokens(const ExpertsArgs& args) {
+  GroupByExpert(args);
+  shards_.resize(static_cast<size_t>(args.num_shards));
+  for (int64_t s = 0; s < args.num_shards; ++s) {
+    Shard& shard = shards_[static_cast<size_t>(s)];
+    shard.views.clear();
+    for (const Chosen& chosen : chosen_) shard.views.push_back(args.source->Acquire(args.layer, chosen.expert, s));
+    shard.rows = shard.views.front().count;
+  }
+  absl::Status status = TakeWorkspace(args);
+  if (status.ok()) {
+    GatherInputs(args);
+    const int64_t work = args.m * args.top_k * 3 * args.hidden * args.intermediate;
+    MakeTasks(args);
+    pool_.Run(work >= device_.parallel_work_min(), [&](int worker) { Work(args, worker); });
+  }
+  for (int64_t s = 0; s < args.num_shards; ++s) {
+    for (const Chosen& chosen : chosen_) args.source->Release(args.layer, chosen.expert, s);
+  }
+  return status;
+}
+
+// Tokens that share an expert become neighbours, in the order of the batch.
+void CpuExpertEngine::GroupByExpert(const ExpertsArgs& args) {
+  const int64_t pairs = args.m * args.top_k;
+  expert_count_.assign(static_cast<size_t>(args.num_experts), 0);
+  pair_token_.resize(static_cast<size_t>(pairs));
+  pair_of_.resize(static_cast<size_t>(pairs));
+  for (int64_t i = 0; i < pairs; ++i) ++expert_count_[static_cast<size_t>(args.ids[i])];
+  chosen_.clear();
+  int64_t next = 0;
+  for (int64_t e = 0; e < args.num_experts; ++e) {
+    const int64_t count = expert_count_[static_cast<size_t>(e)];
+    if (count > 0) chosen_.push_back({.expert = e, .first_pair = next, .count = count});
+    expert_count_[static_cast<size_t>(e)] = next;
+    next += count;
+  }
+  for (int64_t i = 0; i < pairs; ++i) {
+    const int64_t pair = expert_count_[static_cast<size_t>(args.ids[i])]++;
+    pair_token_[static_cast<size_t>(pair)] = static_cast<int32_t>(i / args.top_k);
+    pair_of_[static_cast<size_t>(i)] = static_cast<int32_t>(pair);
+  }
+}
+
+absl::Status CpuExpertEngine::TakeWorkspace(const ExpertsArgs& args) {
+  const int64_t pairs = args.m * args.top_k;
+  auto padded = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
+  int64_t bytes = padded(pairs * args.hidden * 2);
+  for (const Shard& shard : shards_) bytes += padded(pairs * shard.rows * 2) + padded(pairs * args.hidden * 4);
+  if (static_cast<size_t>(bytes) > workspace_.bytes()) {
+    workspace_ = Buffer();
+    ASSIGN_OR_RETURN(workspace_, device_.Allocate(static_cast<size_t>(bytes)));
+  }
+  uint8_t* next = workspace_.as<uint8_t>();
+  auto take = [&](int64_t piece_bytes) { return std::exchange(next, next + padded(piece_bytes)); };
+  gathered_ = reinterpret_cast<bf16*>(take(pairs * args.hidden * 2));
+  for (Shard& shard : shards_) {
+    shard.activations = reinterpret_cast<bf16*>(take(pairs * shard.rows * 2));
+    shard.down = reinterpret_cast<float*>(take(pairs * args.hidden * 4));
+  }
+  return absl::OkStatus();
+}
+
+// An expert's tokens must lie row by row. Where they do so in the batch already (one token; all tokens) nothing is copied.
+void CpuExpertEngine::GatherInputs(const ExpertsArgs& args) {
+  int64_t copied = 0;
+  for (Chosen& chosen : chosen_) {
+    const int64_t first = pair_token_[static_cast<size_t>(chosen.first_pair)];
+    const int64_t last = pair_token_[static_cast<size_t>(chosen.first_pair + chosen.count - 1)];
+    const bool neighbours = last - first + 1 == chosen.count;
+    chosen.x = neighbours ? args.x + first * args.hidden : gathered_ + chosen.first_pair * args.hidden;
+    if (!neighbours) copied += chosen.count;
+  }
+  if (copied == 0) return;
+  pool_.ParallelFor(copied * args.hidden >= device_.parallel_work_min(), static_cast<int64_t>(chosen_.size()), [&](int64_t index, int) {
+    const Chosen& chosen = chosen_[static_cast<size_t>(index)];
+    bf16* to = gathered_ + chosen.first_pair * args.hidden;
+    if (chosen.x != to) return;
+    for (int64_t i = 0; i < chosen.count; ++i) {
+      const bf16* from = args.x + pair_token_[static_cast<size_t>(chosen.first_pair + i)] * args.hidden;
+      std::memcpy(to + i * args.hidden, from, static_cast<size_t>(args.hidden) * sizeof(bf16));
+    }
+  });
+}
+
+void CpuExpertEngine::MakeTasks(const ExpertsArgs& args) {
+  const int64_t experts = static_cast<int64_t>(chosen_.size());
+  const int threads = std::max(1, pool_.num_threads() / static_cast<int>(std::min<int64_t>(pool_.num_pools(), args.num_shards)));
+  int64_t down_tasks = 0;
+  for (Shard& shard : shards_) {
+    if (shard.rows == 0) {
+      shard.board->Reset(0);
+      continue;
+    }
+    shard.gate_up_step = RowStep(experts * shard.rows, shard.rows, threads);
+    shard.gate_up_blocks = CeilDiv(shard.rows, shard.gate_up_step);
+    shard.down_step = RowStep(experts * args.hidden, args.hidden, threads);
+    shard.down_blocks = CeilDiv(args.hidden, shard.down_step);
+    if (shard.capacity < static_cast<size_t>(experts)) {
+      shard.capacity = static_cast<size_t>(args.num_experts);
+      shard.gate_up_left = std::make_unique<std::atomic<int32_t>[]>(shard.capacity);
+    }
+    for (int64_t i = 0; i < experts; ++i) shard.gate_up_left[i].store(static_cast<int32_t>(shard.gate_up_blocks), std::memory_order_relaxed);
+    shard.board->Reset(experts * (shard.gate_up_blocks + shard.down_blocks));
+    shard.board->Publish(0, static_cast<int32_t>(experts * shard.gate_up_blocks));
+    down_tasks += experts * shard.down_blocks;
+  }
+  sum_tasks_ = args.m * CeilDiv(args.hidden, kSumStep);
+  sum_board_->Reset(sum_tasks_);
+  down_left_.store(down_tasks, std::memory_order_relaxed);
+}
+
+// A thread serves the shards of its own pool, then helps the others to their end, then sums.
+void CpuExpertEngine::Work(const ExpertsArgs& args, int worker) {
+  const int64_t num_shards = static_cast<int64_t>(shards_.size());
+  const int pool = pool_.pool_of(worker);
+  for (const bool own : {true, false}) {
+    for (int64_t s = 0; s < num_shards; ++s) {
+      if ((s % pool_.num_pools() == pool) != own) continue;
+      Shard& shard = shards_[static_cast<size_t>(s)];
+      for (int32_t task = shard.board->Claim(pool_.spins()); task >= 0; task = shard.board->Claim(pool_.spins())) {
+        RunTask(args, shard, task, worker);
+      }
+    }
+  }
+  for (int32_t task = sum_board_->Claim(pool_.spins()); task >= 0; task = sum_board_->Claim(pool_.spins())) Sum(args, task, worker);
+}
+
+void CpuExpertEngine::RunTask(const ExpertsArgs& args, Shard& shard, int64_t task, int worker) {
+  const int64_t gate_up_tasks = static_cast<int64_t>(chosen_.size()) * shard.gate_up_blocks;
+  if (task < gate_up_tasks) {
+    const int64_t index = task / shard.gate_up_blocks;
+    GateUp(args, shard, index, task % shard.gate_up_blocks, worker);
+    if (shard.gate_up_left[index].fetch_sub(1, std::memory_order_acq_rel) == 1) {
+      shard.board->Publish(static_cast<int32_t>(gate_up_tasks + index * shard.down_blocks), static_cast<int32_t>(shard.down_blocks));
+    }
+    return;
+  }
+  const int64_t down_task = task - gate_up_tasks;
+  Down(args, shard, down_task / shard.down_blocks, down_task % shard.down_blocks);
+  if (down_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) sum_board_->Publish(0, static_cast<int32_t>(sum_tasks_));
+}
+
+void CpuExpertEngine::GateUp(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block, int worker) {
+  const Chosen& chosen = chosen_[static_cast<size_t>(index)];
+  const ExpertView& view = shard.views[static_cast<size_t>(index)];
+  const int64_t row = block * shard.gate_up_step;
+  const int64_t rows = std::min(shard.gate_up_step, shard.rows - row);
+  Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
+  scratch.Reserve(2 * Scratch::Bytes<float>(chosen.count * rows));
+  float* gate = scratch.Take<float>(chosen.count * rows);
+  float* up = scratch.Take<float>(chosen.count * rows);
+  Multiply(view.gate.Rows(row, rows), chosen.x, args.hidden, chosen.count, gate, rows);
+  Multiply(view.up.Rows(row, rows), chosen.x, args.hidden, chosen.count, up, rows);
+  for (int64_t i = 0; i < chosen.count; ++i) {
+    kernels_.silu_mul(gate + i * rows, up + i * rows, shard.activations + (chosen.first_pair + i) * shard.rows + row, rows);
+  }
+}
+
+void CpuExpertEngine::Down(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block) {
+  const Chosen& chosen = chosen_[static_cast<size_t>(index)];
+  const int64_t row = block * shard.down_step;
+  const int64_t rows = std::min(shard.down_step, args.hidden - row);
+  Multiply(shard.views[static_cast<size_t>(index)].down.Rows(row, rows), shard.activations + chosen.first_pair * shard.rows, shard.rows,
+           chosen.count, shard.down + chosen.first_pair * args.hidden + row, args.hidden);
+}
+
+void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {
+  const int64_t steps = CeilDiv(args.hidden, kSumStep);
+  const int64_t token = task / steps;
+  const int64_t begin = task % steps * kSumStep;
+  const int64_t n = std::min(kSumStep, args.hidden - begin);
+  float* out = args.out + token * args.hidden + begin;
+
+  Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
+  scratch.Reserve((kQuarters + 1) * Scratch::Bytes<float>(kSumStep));
+  float* quarters[kQuarters];
+  for (float*& quarter : quarters) quarter = scratch.Take<float>(kSumStep);
+  float* expert_sum = scratch.Take<float>(kSumStep);
+
+  auto clear_quarters = [&] {
+    for (float* quarter : quarters) std::fill_n(quarter, n, 0.0f);
+  };
+  auto quarter_of = [&](int64_t id) {
+    int64_t quarter = 0;
+    while (id >= (quarter + 1) * args.num_experts / kQuarters) ++quarter;
+    return quarters[quarter];
+  };
+  auto joined = [&](int64_t i) { return (quarters[0][i] + quarters[1][i]) + (quarters[2][i] + quarters[3][i]); };
+  auto down = [&](const Shard& shard, int64_t j) {
+    return shard.down + pair_of_[static_cast<size_t>(token * args.top_k + j)] * args.hidden + begin;
+  };
+  const int32_t* ids = args.ids + token * args.top_k;
+  const float* weights = args.weights + token * args.top_k;
+
+  if (args.form == Form::kPrefill) {
+    clear_quarters();
+    for (int64_t j = 0; j < args.top_k; ++j) {
+      std::fill_n(expert_sum, n, 0.0f);
+      for (const Shard& shard : shards_) {
+        if (shard.rows > 0) kernels_.axpy(1.0f, down(shard, j), expert_sum, n);
+      }
+      kernels_.axpy(weights[j], expert_sum, quarter_of(ids[j]), n);
+    }
+    for (int64_t i = 0; i < n; ++i) out[i] = joined(i);
+    return;
+  }
+  std::fill_n(out, n, 0.0f);
+  for (const Shard& shard : shards_) {
+    if (shard.rows == 0) continue;
+    clear_quarters();
+    for (int64_t j = 0; j < args.top_k; ++j) kernels_.axpy(weights[j], down(shard, j), quarter_of(ids[j]), n);
+    for (int64_t i = 0; i < n; ++i) out[i] += joined(i);
+  }
+}
+
+}  // namespace
+
+std::unique_ptr<ExpertEngine> MakeCpuExpertEngine(HostDevice& device) { return std::make_unique<CpuExpertEngine>(device); }
+
+absl::StatusOr<std::unique_ptr<HostDevice>> MakeHostDevice(const HostDeviceOptions& options) {
+  ASSIGN_OR_RETURN(std::unique_ptr<HostDevice> device, HostDevice::Create(options));
+  device->SetExpertEngine(MakeCpuExpertEngine(*device));
+  return device;
+}
+
+}  // namespace hearth

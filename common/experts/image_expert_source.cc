@@ -1,0 +1,68 @@
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/experts/expert_source.h"
+
+namespace hearth {
+namespace {
+
+WeightView View(const ImageExpert& expert, const void* data, const float* scales, int64_t rows, int64_t cols) {
+  return {.data = data,
+          .dtype = expert.dtype,
+          .rows = rows,
+          .cols = cols,
+          .row_stride = cols,
+          .scales = scales,
+          .scale_stride = (cols + kScaleBlock - 1) / kScaleBlock,
+          .scale_row0 = 0};
+}
+
+class ImageExpertSource : public ExpertSource {
+ public:
+  ImageExpertSource(std::shared_ptr<const WeightImage> image, std::vector<int64_t> first_view, std::vector<ExpertView> views)
+      : image_(std::move(image)), num_shards_(image_->num_shards()), first_view_(std::move(first_view)), views_(std::move(views)) {}
+
+  int64_t num_shards() const override { return num_shards_; }
+  ExpertView Acquire(int64_t layer, int64_t expert, int64_t shard) override {
+    return views_[static_cast<size_t>(first_view_[static_cast<size_t>(layer)] + expert * num_shards_ + shard)];
+  }
+  void Release(int64_t, int64_t, int64_t) override {}
+
+ private:
+  std::shared_ptr<const WeightImage> image_;  // keeps the mapping
+  const int64_t num_shards_;
+  std::vector<int64_t> first_view_;  // by layer
+  std::vector<ExpertView> views_;    // [layers given, experts, shards]
+};
+
+}  // namespace
+
+absl::StatusOr<std::unique_ptr<ExpertSource>> MakeImageExpertSource(std::shared_ptr<const WeightImage> image, const std::vector<int64_t>& layers,
+                                                                    int64_t num_experts, int64_t hidden) {
+  std::vector<int64_t> first_view;
+  std::vector<ExpertView> views;
+  for (const int64_t layer : layers) {
+    if (static_cast<int64_t>(first_view.size()) <= layer) first_view.resize(static_cast<size_t>(layer) + 1, -1);
+    first_view[static_cast<size_t>(layer)] = static_cast<int64_t>(views.size());
+    for (int64_t expert = 0; expert < num_experts; ++expert) {
+      for (int64_t shard = 0; shard < image->num_shards(); ++shard) {
+        auto found = image->Expert(layer, expert, shard);
+        if (!found.ok()) return Annotate(found.status(), absl::StrCat("layer ", layer, ", expert ", expert, ", shard ", shard));
+        views.push_back({.count = found->count,
+                         .gate = View(*found, found->gate, found->gate_scales, found->count, hidden),
+                         .up = View(*found, found->up, found->up_scales, found->count, hidden),
+                         .down = View(*found, found->down, found->down_scales, hidden, found->count)});
+      }
+    }
+  }
+  return std::make_unique<ImageExpertSource>(std::move(image), std::move(first_view), std::move(views));
+}
+
+absl::StatusOr<std::unique_ptr<ExpertSource>> MakeImageExpertSource(std::shared_ptr<const WeightImage> image, int64_t first_layer,
+                                                                    int64_t num_layers, int64_t num_experts, int64_t hidden) {
+  std::vector<int64_t> layers;
+  for (int64_t i = 0; i < num_layers; ++i) layers.push_back(first_layer + i);
+  return MakeImageExpertSource(std::move(image), layers, num_experts, hidden);
+}
+
+}  // namespace hearth

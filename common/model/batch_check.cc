@@ -1,0 +1,59 @@
+#include "common/model/batch_check.h"
+
+#include "absl/strings/str_cat.h"
+
+namespace hearth {
+namespace {
+
+template <typename... Parts>
+absl::Status Bad(const Parts&... parts) {
+  return absl::InvalidArgumentError(absl::StrCat("batch: ", parts...));
+}
+
+absl::Status CheckSequence(const ModelConfig& config, const KvGeometry& pool, const KvSequence& s, int64_t index) {
+  if (s.num_rows < 1) return Bad("sequence ", index, " has ", s.num_rows, " rows");
+  const int64_t end = s.start_position + s.num_rows;
+  if (s.start_position < 0 || end > config.max_position_embeddings) {
+    return Bad("sequence ", index, " reaches position ", end - 1, "; the model ends at ", config.max_position_embeddings - 1,
+               " (max_position_embeddings in config.json)");
+  }
+  if (s.pages == nullptr) return Bad("sequence ", index, " has no KV pages");
+  for (int64_t page = 0; page * kPageTokens < end; ++page) {
+    if (s.pages[page] < 0 || static_cast<uint64_t>(s.pages[page]) >= pool.num_pages) {
+      return Bad("sequence ", index, " names KV page ", s.pages[page], " of a pool of ", pool.num_pages);
+    }
+  }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status CheckBatch(const ModelConfig& config, const KvGeometry& expected, const KvGeometry& pool, int64_t max_rows, int64_t max_logit_rows,
+                        const ForwardBatch& batch) {
+  const int64_t m = static_cast<int64_t>(batch.token_ids.size());
+  if (m < 1 || m > max_rows) return Bad(m, " rows; the workspace takes 1 to ", max_rows);
+  if (static_cast<int64_t>(batch.logit_rows.size()) > max_logit_rows) {
+    return Bad(batch.logit_rows.size(), " rows of logits wanted; the workspace takes ", max_logit_rows);
+  }
+  for (const int32_t id : batch.token_ids) {
+    if (id < 0 || id >= config.vocab_size) return Bad("token id ", id, " is outside the vocabulary of ", config.vocab_size);
+  }
+  for (const int32_t row : batch.logit_rows) {
+    if (row < 0 || row >= m) return Bad("logits of row ", row, " wanted from ", m, " rows");
+  }
+  if (pool.layers < expected.layers || pool.row_elements != expected.row_elements || pool.dtype != expected.dtype) {
+    return Bad("the KV pool holds ", pool.layers, " layers of ", pool.row_elements, " ", Sv(DTypeName(pool.dtype)), ", the model needs ",
+               expected.layers, " of ", expected.row_elements, " ", Sv(DTypeName(expected.dtype)));
+  }
+  int64_t next_row = 0;
+  for (size_t i = 0; i < batch.sequences.size(); ++i) {
+    const KvSequence& s = batch.sequences[i];
+    if (s.first_row != next_row) return Bad("sequence ", i, " begins at row ", s.first_row, ", not ", next_row);
+    RETURN_IF_ERROR(CheckSequence(config, pool, s, static_cast<int64_t>(i)));
+    next_row += s.num_rows;
+  }
+  if (next_row != m) return Bad("the sequences hold ", next_row, " rows, the batch ", m);
+  return absl::OkStatus();
+}
+
+}  // namespace hearth

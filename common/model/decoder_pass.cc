@@ -1,0 +1,212 @@
+#include "common/model/decoder_pass.h"
+
+#include <algorithm>
+
+#include "absl/strings/str_cat.h"
+
+namespace hearth {
+
+DecoderPass::DecoderPass(const PassContext& context) : c_(context), m_(static_cast<int64_t>(context.batch.token_ids.size())) {}
+
+absl::Status DecoderPass::Run(float* logits) {
+  Embed();
+  RETURN_IF_ERROR(ShowLayer(-1));
+  for (int64_t layer = 0; layer < c_.config.num_hidden_layers; ++layer) {
+    Layer(layer);
+    RETURN_IF_ERROR(ShowLayer(layer));
+  }
+  if (logits != nullptr && !c_.batch.logit_rows.empty()) Logits(logits);
+  return c_.stream.Synchronize();
+}
+
+void DecoderPass::Embed() {
+  ForwardWorkspace& w = c_.workspace;
+  std::copy(c_.batch.token_ids.begin(), c_.batch.token_ids.end(), w.token_ids.as<int32_t>());
+  c_.ops.Embed(c_.stream, {.table = c_.weights.embedding, .token_ids = w.token_ids.as<int32_t>(), .m = m_, .out = w.residual.as<float>()});
+}
+
+// One decoder layer (DeepSeek-V3, figure 2).
+void DecoderPass::Layer(int64_t layer) {
+  const LayerWeights& weights = c_.weights.layers[static_cast<size_t>(layer)];
+  ForwardWorkspace& w = c_.workspace;
+  const int64_t hidden = c_.config.hidden_size;
+
+  Norm(w.residual.as<float>(), weights.attention.input_norm, m_, hidden, w.normed);
+  Attention(weights.attention, layer);  // into w.projected
+  AddTo(w.residual, w.projected);
+
+  Norm(w.residual.as<float>(), weights.post_attention_norm, m_, hidden, w.normed);
+  if (weights.moe.has_value()) {
+    Moe(weights, layer);  // into w.moe
+    AddTo(w.residual, w.moe);
+  } else {
+    Mlp(*weights.mlp);  // into w.projected
+    AddTo(w.residual, w.projected);
+  }
+}
+
+// Multi-head latent attention (DeepSeek-V2 section 2.1): queries through their own low rank, keys and values through the cached latent.
+void DecoderPass::Attention(const AttentionWeights& weights, int64_t layer) {
+  const ModelConfig& c = c_.config;
+  ForwardWorkspace& w = c_.workspace;
+  const KvSequence* sequences = c_.batch.sequences.data();
+  const int64_t num_sequences = static_cast<int64_t>(c_.batch.sequences.size());
+
+  if (weights.q_a.has_value()) {
+    Linear(*weights.q_a, w.normed, m_, w.q_a);
+    Norm(w.q_a.as<float>(), weights.q_a_norm, m_, *c.q_lora_rank, w.q_a_normed);
+    Linear(weights.q, w.q_a_normed, m_, w.q);
+  } else {
+    Linear(weights.q, w.normed, m_, w.q);
+  }
+  c_.ops.MlaRopeQuery(c_.stream, {.q = w.q.as<float>(),
+                                  .rope = c_.rope,
+                                  .heads = c.num_attention_heads,
+                                  .nope = c.qk_nope_head_dim,
+                                  .rope_dim = c.qk_rope_head_dim,
+                                  .sequences = sequences,
+                                  .num_sequences = num_sequences,
+                                  .out = w.q_rotated.as<bf16>()});
+  Linear(weights.kv_a, w.normed, m_, w.kv_a);
+  c_.ops.MlaWriteKv(c_.stream, {.kv_a = w.kv_a.as<float>(),
+                                .norm_weight = weights.kv_a_norm.data(),
+                                .eps = static_cast<float>(c.rms_norm_eps),
+                                .rope = c_.rope,
+                                .rank = c.kv_lora_rank,
+                                .layer = layer,
+                                .kv = &c_.kv,
+                                .sequences = sequences,
+                                .num_sequences = num_sequences});
+  c_.ops.MlaAttention(c_.stream, {.form = c_.batch.form,
+                                  .q = w.q_rotated.as<bf16>(),
+                                  .kv_b = weights.kv_b,
+                                  .heads = c.num_attention_heads,
+                                  .nope = c.qk_nope_head_dim,
+                                  .rope_dim = c.qk_rope_head_dim,
+                                  .v_dim = c.v_head_dim,
+                                  .rank = c.kv_lora_rank,
+                                  .softmax_scale = static_cast<float>(c.SoftmaxScale()),
+                                  .layer = layer,
+                                  .kv = &c_.kv,
+                                  .sequences = sequences,
+                                  .num_sequences = num_sequences,
+                                  .out = w.attended.as<bf16>()});
+  Linear(weights.o, w.attended, m_, w.projected);
+}
+
+// The gate chooses from the F32 residual; then routed experts, then the shared expert on top of their sum (DESIGN section 7).
+void DecoderPass::Moe(const LayerWeights& layer_weights, int64_t layer) {
+  const ModelConfig& c = c_.config;
+  const MoeWeights& weights = *layer_weights.moe;
+  ForwardWorkspace& w = c_.workspace;
+  c_.ops.Gate(c_.stream, {.x = w.residual.as<float>(),
+                          .norm_weight = layer_weights.post_attention_norm.data(),
+                          .eps = static_cast<float>(c.rms_norm_eps),
+                          .w = weights.gate,
+                          .bias = weights.gate_bias.has_value() ? weights.gate_bias->data() : nullptr,
+                          .params = {.num_experts = c.n_routed_experts,
+                                     .top_k = c.num_experts_per_tok,
+                                     .sigmoid = c.scoring_func == ScoringFunc::kSigmoid,
+                                     .num_groups = c.topk_method == TopkMethod::kGreedy ? 1 : c.n_group,
+                                     .top_groups = c.topk_method == TopkMethod::kGreedy ? 1 : c.topk_group,
+                                     .group_score_top2 = c.topk_method == TopkMethod::kNoauxTc,
+                                     .normalize = c.norm_topk_prob,
+                                     .scaling = static_cast<float>(c.routed_scaling_factor)},
+                          .m = m_,
+                          .hidden = c.hidden_size,
+                          .ids = w.expert_ids.as<int32_t>(),
+                          .weights = w.expert_weights.as<float>()});
+  ShowGate(layer);
+  c_.ops.Experts(c_.stream, {.form = c_.batch.form,
+                             .source = c_.weights.experts.get(),
+                             .layer = layer,
+                             .num_experts = c.n_routed_experts,
+                             .top_k = c.num_experts_per_tok,
+                             .hidden = c.hidden_size,
+                             .intermediate = c.moe_intermediate_size,
+                             .num_shards = c_.num_shards,
+                             .weight_dtype = weights.expert_dtype,
+                             .x = w.normed.as<bf16>(),
+                             .ids = w.expert_ids.as<int32_t>(),
+                             .weights = w.expert_weights.as<float>(),
+                             .m = m_,
+                             .out = w.moe.as<float>()});
+  if (weights.shared.has_value()) {
+    Mlp(*weights.shared);
+    AddTo(w.moe, w.projected);
+  }
+}
+
+void DecoderPass::Mlp(const MlpWeights& weights) {
+  ForwardWorkspace& w = c_.workspace;
+  Linear(weights.gate, w.normed, m_, w.ffn_gate);
+  Linear(weights.up, w.normed, m_, w.ffn_up);
+  c_.ops.SiluMul(c_.stream, {.gate = w.ffn_gate.as<float>(),
+                             .up = w.ffn_up.as<float>(),
+                             .ld = weights.gate.rows,
+                             .m = m_,
+                             .n = weights.gate.rows,
+                             .out = w.ffn_act.as<bf16>()});
+  Linear(weights.down, w.ffn_act, m_, w.projected);
+}
+
+void DecoderPass::Logits(float* logits) {
+  ForwardWorkspace& w = c_.workspace;
+  const int64_t rows = static_cast<int64_t>(c_.batch.logit_rows.size());
+  const int64_t hidden = c_.config.hidden_size;
+  std::copy(c_.batch.logit_rows.begin(), c_.batch.logit_rows.end(), w.logit_row_ids.as<int32_t>());
+  c_.ops.GatherRows(c_.stream, {.x = w.residual.as<float>(), .rows = w.logit_row_ids.as<int32_t>(), .m = rows, .n = hidden, .out = w.last.as<float>()});
+  Norm(w.last.as<float>(), c_.weights.final_norm, rows, hidden, w.last_normed);
+  Linear(c_.weights.head, w.last_normed, rows, w.logits);
+  c_.ops.ToHost(c_.stream, {.device = w.logits.data(),
+                            .host = logits,
+                            .bytes = static_cast<uint64_t>(rows * c_.config.vocab_size) * sizeof(float)});
+}
+
+void DecoderPass::Norm(const float* x, const VectorF32& weight, int64_t m, int64_t n, Buffer& out) {
+  c_.ops.RmsNorm(c_.stream, {.x = x,
+                             .ldx = n,
+                             .weight = weight.data(),
+                             .eps = static_cast<float>(c_.config.rms_norm_eps),
+                             .m = m,
+                             .n = n,
+                             .out = out.as<bf16>()});
+}
+
+void DecoderPass::Linear(const WeightView& w, const Buffer& x, int64_t m, Buffer& y) {
+  c_.ops.Linear(c_.stream, {.w = w, .x = x.as<bf16>(), .ldx = w.cols, .m = m, .y = y.as<float>(), .ldy = w.rows});
+}
+
+void DecoderPass::AddTo(Buffer& y, const Buffer& x) {
+  c_.ops.Add(c_.stream, {.x = x.as<float>(), .y = y.as<float>(), .n = m_ * c_.config.hidden_size});
+}
+
+absl::Status DecoderPass::ShowLayer(int64_t layer) {
+  RETURN_IF_ERROR(hook_status_);
+  if (c_.hooks == nullptr) return absl::OkStatus();
+  const int64_t hidden = c_.config.hidden_size;
+  if (c_.hooks->on_layer) {
+    std::vector<float> residual(static_cast<size_t>(m_ * hidden));
+    c_.ops.ToHost(c_.stream, {.device = c_.workspace.residual.data(), .host = residual.data(), .bytes = residual.size() * sizeof(float)});
+    RETURN_IF_ERROR(c_.stream.Synchronize());
+    c_.hooks->on_layer(layer, residual.data(), m_, hidden);
+  }
+  if (layer >= 0 && c_.hooks->on_layer_done) {
+    RETURN_IF_ERROR(c_.stream.Synchronize());
+    if (!c_.hooks->on_layer_done(layer)) return absl::CancelledError(absl::StrCat("the pass was ended after layer ", layer));
+  }
+  return absl::OkStatus();
+}
+
+void DecoderPass::ShowGate(int64_t layer) {
+  if (c_.hooks == nullptr || !c_.hooks->on_gate || !hook_status_.ok()) return;
+  const int64_t top_k = c_.config.num_experts_per_tok;
+  std::vector<int32_t> ids(static_cast<size_t>(m_ * top_k));
+  std::vector<float> weights(ids.size());
+  c_.ops.ToHost(c_.stream, {.device = c_.workspace.expert_ids.data(), .host = ids.data(), .bytes = ids.size() * sizeof(int32_t)});
+  c_.ops.ToHost(c_.stream, {.device = c_.workspace.expert_weights.data(), .host = weights.data(), .bytes = weights.size() * sizeof(float)});
+  hook_status_ = c_.stream.Synchronize();
+  if (hook_status_.ok()) c_.hooks->on_gate(layer, ids.data(), weights.data(), m_, top_k);
+}
+
+}  // namespace hearth

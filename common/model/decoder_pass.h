@@ -1,0 +1,59 @@
+// One batch's walk through the decoder, written against Ops alone: the same code computes on the host and is timed by a device that computes nothing.
+// Room: common/model. May touch: common/{experts,device,kernels,formats,shm,base}. Threads: one step loop.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/device/ops.h"
+#include "common/formats/model_config.h"
+#include "common/model/forward.h"
+#include "common/model/model_weights.h"
+#include "common/model/workspace.h"
+
+namespace hearth {
+
+// What a pass reads and where it writes; all outlive it.
+struct PassContext {
+  const ModelConfig& config;
+  const ModelWeights& weights;
+  const RopeTable& rope;
+  int64_t num_shards;
+  Ops& ops;
+  Stream& stream;
+  ForwardWorkspace& workspace;
+  const KvPool& kv;
+  const ForwardBatch& batch;
+  const ForwardHooks* hooks;  // may be null
+};
+
+class DecoderPass {
+ public:
+  explicit DecoderPass(const PassContext& context);
+
+  // logits [logit_rows, vocab] f32 on the host; may be null when none are wanted.
+  absl::Status Run(float* logits);
+
+ private:
+  void Embed();
+  void Layer(int64_t layer);
+  void Attention(const AttentionWeights& w, int64_t layer);
+  void Moe(const LayerWeights& layer_weights, int64_t layer);
+  // projected = down(silu(gate(normed)) * up(normed))
+  void Mlp(const MlpWeights& w);
+  void Logits(float* logits);
+
+  void Norm(const float* x, const VectorF32& weight, int64_t m, int64_t n, Buffer& out);
+  void Linear(const WeightView& w, const Buffer& x, int64_t m, Buffer& y);
+  void AddTo(Buffer& y, const Buffer& x);  // y += x, both [M, hidden]
+
+  absl::Status ShowLayer(int64_t layer);
+  void ShowGate(int64_t layer);
+
+  const PassContext c_;
+  const int64_t m_;
+  absl::Status hook_status_;
+};
+
+}  // namespace hearth

@@ -1,0 +1,137 @@
+#include "common/model/model_weights.h"
+
+#include <cstring>
+
+#include "absl/strings/str_cat.h"
+#include "absl/strings/str_join.h"
+
+namespace hearth {
+namespace {
+
+std::string ShapeText(const std::vector<int64_t>& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
+
+// Looks tensors up under a common prefix, and holds their shapes against what the config says.
+class Binder {
+ public:
+  Binder(const WeightImage& image, Device& device) : image_(image), device_(device) {}
+
+  absl::Status Matrix(const std::string& name, int64_t rows, int64_t cols, WeightView& out) const {
+    ASSIGN_OR_RETURN(const ImageTensor tensor, Find(name, {rows, cols}));
+    if (tensor.dtype == DType::kF8E4M3 && tensor.scales == nullptr) {
+      return absl::InvalidArgumentError(absl::StrCat(name, " is FP8 but has no block scales in the image"));
+    }
+    out = {.data = tensor.data,
+           .dtype = tensor.dtype,
+           .rows = rows,
+           .cols = cols,
+           .row_stride = cols,
+           .scales = tensor.scales,
+           .scale_stride = tensor.scale_stride,
+           .scale_row0 = 0};
+    return absl::OkStatus();
+  }
+
+  absl::Status Vector(const std::string& name, int64_t n, VectorF32& out) const {
+    ASSIGN_OR_RETURN(const ImageTensor tensor, Find(name, {n}));
+    ASSIGN_OR_RETURN(out.buffer, device_.Allocate(static_cast<size_t>(n) * sizeof(float)));
+    float* to = out.buffer.as<float>();
+    switch (tensor.dtype) {
+      case DType::kF32:
+        std::memcpy(to, tensor.data, static_cast<size_t>(n) * sizeof(float));
+        return absl::OkStatus();
+      case DType::kBF16:
+        for (int64_t i = 0; i < n; ++i) to[i] = ToFloat(static_cast<const bf16*>(tensor.data)[i]);
+        return absl::OkStatus();
+      case DType::kF16:
+        for (int64_t i = 0; i < n; ++i) to[i] = F16ToFloat(static_cast<const uint16_t*>(tensor.data)[i]);
+        return absl::OkStatus();
+      case DType::kF8E4M3:
+      case DType::kInvalid:
+        break;
+    }
+    return absl::InvalidArgumentError(absl::StrCat(name, " is a vector of ", Sv(DTypeName(tensor.dtype)), "; supported: F32, BF16, F16"));
+  }
+
+  absl::Status Mlp(const std::string& prefix, int64_t hidden, int64_t n, MlpWeights& out) const {
+    RETURN_IF_ERROR(Matrix(prefix + "gate_proj.weight", n, hidden, out.gate));
+    RETURN_IF_ERROR(Matrix(prefix + "up_proj.weight", n, hidden, out.up));
+    return Matrix(prefix + "down_proj.weight", hidden, n, out.down);
+  }
+
+ private:
+  absl::StatusOr<ImageTensor> Find(const std::string& name, const std::vector<int64_t>& shape) const {
+    ASSIGN_OR_RETURN(ImageTensor tensor, image_.Tensor(name));
+    if (tensor.shape != shape) {
+      return absl::InvalidArgumentError(absl::StrCat(name, " has shape ", ShapeText(tensor.shape), " in the image, but config.json makes it ",
+                                                     ShapeText(shape), ": weights and config are of different models"));
+    }
+    return tensor;
+  }
+
+  const WeightImage& image_;
+  Device& device_;
+};
+
+absl::Status BindAttention(const ModelConfig& c, const Binder& bind, const std::string& layer, AttentionWeights& out) {
+  const std::string prefix = layer + "self_attn.";
+  const int64_t q_rows = c.num_attention_heads * c.qk_head_dim();
+  RETURN_IF_ERROR(bind.Vector(layer + "input_layernorm.weight", c.hidden_size, out.input_norm));
+  if (c.q_lora_rank.has_value()) {
+    RETURN_IF_ERROR(bind.Matrix(prefix + "q_a_proj.weight", *c.q_lora_rank, c.hidden_size, out.q_a.emplace()));
+    RETURN_IF_ERROR(bind.Vector(prefix + "q_a_layernorm.weight", *c.q_lora_rank, out.q_a_norm));
+    RETURN_IF_ERROR(bind.Matrix(prefix + "q_b_proj.weight", q_rows, *c.q_lora_rank, out.q));
+  } else {
+    RETURN_IF_ERROR(bind.Matrix(prefix + "q_proj.weight", q_rows, c.hidden_size, out.q));
+  }
+  RETURN_IF_ERROR(bind.Matrix(prefix + "kv_a_proj_with_mqa.weight", c.kv_row(), c.hidden_size, out.kv_a));
+  RETURN_IF_ERROR(bind.Vector(prefix + "kv_a_layernorm.weight", c.kv_lora_rank, out.kv_a_norm));
+  RETURN_IF_ERROR(bind.Matrix(prefix + "kv_b_proj.weight", c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank, out.kv_b));
+  return bind.Matrix(prefix + "o_proj.weight", c.hidden_size, c.num_attention_heads * c.v_head_dim, out.o);
+}
+
+absl::Status BindMoe(const ModelConfig& c, const WeightImage& image, const Binder& bind, const std::string& prefix, int64_t layer, MoeWeights& out) {
+  RETURN_IF_ERROR(bind.Matrix(prefix + "gate.weight", c.n_routed_experts, c.hidden_size, out.gate));
+  if (c.topk_method == TopkMethod::kNoauxTc) {
+    RETURN_IF_ERROR(bind.Vector(prefix + "gate.e_score_correction_bias", c.n_routed_experts, out.gate_bias.emplace()));
+  }
+  if (c.n_shared_experts > 0) {
+    RETURN_IF_ERROR(bind.Mlp(prefix + "shared_experts.", c.hidden_size, c.n_shared_experts * c.moe_intermediate_size, out.shared.emplace()));
+  }
+  ASSIGN_OR_RETURN(const ImageExpert expert, image.Expert(layer, 0, 0));
+  out.expert_dtype = expert.dtype;
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::StatusOr<ModelWeights> BindWeights(const ModelConfig& config, const std::shared_ptr<const WeightImage>& image, Device& device) {
+  const Binder bind(*image, device);
+  ModelWeights weights;
+  RETURN_IF_ERROR(bind.Matrix("model.embed_tokens.weight", config.vocab_size, config.hidden_size, weights.embedding));
+  RETURN_IF_ERROR(bind.Vector("model.norm.weight", config.hidden_size, weights.final_norm));
+  if (config.tie_word_embeddings) {
+    weights.head = weights.embedding;
+  } else {
+    RETURN_IF_ERROR(bind.Matrix("lm_head.weight", config.vocab_size, config.hidden_size, weights.head));
+  }
+  weights.layers.resize(static_cast<size_t>(config.num_hidden_layers));
+  std::vector<int64_t> moe_layers;
+  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+    LayerWeights& layer = weights.layers[static_cast<size_t>(i)];
+    const std::string prefix = absl::StrCat("model.layers.", i, ".");
+    RETURN_IF_ERROR(BindAttention(config, bind, prefix, layer.attention));
+    RETURN_IF_ERROR(bind.Vector(prefix + "post_attention_layernorm.weight", config.hidden_size, layer.post_attention_norm));
+    if (config.IsMoeLayer(i)) {
+      moe_layers.push_back(i);
+      RETURN_IF_ERROR(BindMoe(config, *image, bind, prefix + "mlp.", i, layer.moe.emplace()));
+    } else {
+      RETURN_IF_ERROR(bind.Mlp(prefix + "mlp.", config.hidden_size, config.intermediate_size, layer.mlp.emplace()));
+    }
+  }
+  if (!moe_layers.empty()) {
+    ASSIGN_OR_RETURN(weights.experts, MakeImageExpertSource(image, moe_layers, config.n_routed_experts, config.hidden_size));
+  }
+  return weights;
+}
+
+}  // namespace hearth

@@ -1,0 +1,69 @@
+// A model's tensors, found by the names that DeepSeek checkpoints use and checked against the config's shapes.
+// Room: common/model. May touch: common/{experts,device,kernels,formats,shm,base}. Threads: const once bound.
+// Matrices stay where the image holds them; norms and biases, tiny vectors, become F32 in device memory.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/device/device.h"
+#include "common/experts/expert_source.h"
+#include "common/formats/model_config.h"
+#include "common/kernels/kernels.h"
+#include "common/shm/weight_image.h"
+
+namespace hearth {
+
+struct VectorF32 {
+  Buffer buffer;
+  const float* data() const { return buffer.as<float>(); }
+};
+
+struct AttentionWeights {
+  VectorF32 input_norm;            // [hidden]
+  std::optional<WeightView> q_a;   // [q_lora_rank, hidden]; none: q is the plain q_proj
+  VectorF32 q_a_norm;              // [q_lora_rank]
+  WeightView q;                    // q_b_proj [heads * (nope + rope), q_lora_rank], or q_proj [.., hidden]
+  WeightView kv_a;                 // [kv_lora_rank + rope, hidden]
+  VectorF32 kv_a_norm;             // [kv_lora_rank]
+  WeightView kv_b;                 // [heads * (nope + v), kv_lora_rank]
+  WeightView o;                    // [hidden, heads * v]
+};
+
+// A gated feed-forward network: the dense layers' and the shared expert.
+struct MlpWeights {
+  WeightView gate;  // [n, hidden]
+  WeightView up;    // [n, hidden]
+  WeightView down;  // [hidden, n]
+};
+
+struct MoeWeights {
+  WeightView gate;                     // [experts, hidden]
+  std::optional<VectorF32> gate_bias;  // e_score_correction_bias [experts]
+  std::optional<MlpWeights> shared;
+  DType expert_dtype = DType::kInvalid;
+};
+
+struct LayerWeights {
+  AttentionWeights attention;
+  VectorF32 post_attention_norm;   // [hidden]
+  std::optional<MlpWeights> mlp;   // a dense layer
+  std::optional<MoeWeights> moe;   // or one of experts
+};
+
+struct ModelWeights {
+  WeightView embedding;  // [vocab, hidden]
+  std::vector<LayerWeights> layers;
+  VectorF32 final_norm;  // [hidden]
+  WeightView head;       // [vocab, hidden]; the embedding where they are tied
+  std::unique_ptr<ExpertSource> experts;  // null without MoE layers
+};
+
+// Errors: NotFound names a tensor that is missing, InvalidArgument one of the wrong shape, with both shapes.
+absl::StatusOr<ModelWeights> BindWeights(const ModelConfig& config, const std::shared_ptr<const WeightImage>& image, Device& device);
+
+}  // namespace hearth

@@ -1,0 +1,48 @@
+// The device memory of one forward pass: every intermediate of a layer has its own buffer, allocated once.
+// Room: common/model. May touch: common/{device,formats,base}. Threads: one step loop.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "common/base/status.h"
+#include "common/device/device.h"
+#include "common/formats/model_config.h"
+#include "common/model/forward.h"
+
+namespace hearth {
+
+struct ForwardWorkspace : Model::Workspace {
+  static absl::StatusOr<std::unique_ptr<ForwardWorkspace>> Make(const ModelConfig& config, Device& device, int64_t max_rows, int64_t max_logit_rows);
+
+  int64_t max_rows() const override { return rows; }
+
+  int64_t rows = 0;
+  int64_t logit_rows = 0;
+
+  // [rows, ...]
+  Buffer token_ids;  // i32
+  Buffer residual;   // f32 [hidden]: the residual stream
+  Buffer normed;     // bf16 [hidden]
+  Buffer q_a;        // f32 [q_lora_rank]
+  Buffer q_a_normed; // bf16 [q_lora_rank]
+  Buffer q;          // f32 [heads, nope + rope]
+  Buffer q_rotated;  // bf16 [heads, nope + rope]
+  Buffer kv_a;       // f32 [kv_lora_rank + rope]
+  Buffer attended;   // bf16 [heads, v]
+  Buffer projected;  // f32 [hidden]: output of o_proj, of a dense layer, of the shared expert
+  Buffer ffn_gate;   // f32 [widest feed-forward network]
+  Buffer ffn_up;     // f32
+  Buffer ffn_act;    // bf16
+  Buffer expert_ids;      // i32 [top_k]
+  Buffer expert_weights;  // f32 [top_k]
+  Buffer moe;        // f32 [hidden]: sum over the routed experts
+
+  // [logit_rows, ...]
+  Buffer logit_row_ids;  // i32
+  Buffer last;           // f32 [hidden]
+  Buffer last_normed;    // bf16 [hidden]
+  Buffer logits;         // f32 [vocab]
+};
+
+}  // namespace hearth
