@@ -4,6 +4,7 @@
 #pragma once
 
 #include <atomic>
+#include <cstddef>
 #include <cstdint>
 #include <memory>
 
@@ -17,6 +18,7 @@ namespace hearth {
 inline constexpr uint64_t kStoreTableVersion = 1;
 inline constexpr int64_t kLeasesMax = 64;
 inline constexpr int64_t kPagesPerStreamMax = 1 << 20;
+inline constexpr const char* kStoreTableWhat = "table";  // hearth.<node>.table.<generation>
 
 enum class LeaseState : uint32_t { kFree = 0, kLive = 1, kDead = 2 };  // "suspect" is not stored: it is a live lease without a beat
 enum class LeaseKind : uint32_t { kPrefill = 1, kDecode = 2 };  // the router holds no rows and needs no entry
@@ -41,6 +43,7 @@ static_assert(sizeof(LeaseEntry) == 128 && offsetof(LeaseEntry, lease_id) == 8 &
 enum class PageState : uint32_t { kFree = 0, kOpen = 1, kSealed = 2 };
 inline constexpr uint32_t kPageDecodeWritten = 1;  // a decode token in it or in a parent
 inline constexpr uint32_t kPageUnindexed = 2;      // an equal page is indexed: this one goes with its last row
+inline constexpr uint32_t kPageMixed = 4;          // writers of two numerics ids, in it or in a parent: never indexed, goes with its last row
 
 // One page of the pool. kSealed is authoritative; kOpen against kFree is derived from the rows at adoption.
 struct PageEntry {
@@ -48,7 +51,7 @@ struct PageEntry {
   uint32_t flags;                  // written before state becomes kSealed
   Hash128 hash;                    // XXH3-128 of parent hash, fingerprint, KV dtype, numerics, decode-written flag, 64 token ids
   Hash128 parent;                  // zero for the first page of a stream
-  uint64_t numerics;
+  uint64_t numerics;               // of the lease that the page was given to: stored by Alloc, before the row
   std::atomic<uint64_t> last_use;  // a counter of the store: least recently used goes first
   uint8_t pad[8];
 };
@@ -76,14 +79,29 @@ struct StoreTableHeader {
   uint64_t num_rows;
   std::atomic<uint64_t> incarnation;  // +1 by each store that takes the table over
   std::atomic<uint64_t> use_clock;    // source of PageEntry::last_use
-  uint8_t pad[24];
+  // Written once, before the region is READY:
+  uint64_t sequence;                  // of the generation on this node: the higher is the newer
+  uint64_t source_stamp;              // XXH3-64 of the checkpoint's file names, sizes and times, as they were when it was loaded
+  uint64_t config_stamp;              // XXH3-64 of what node.toml asked for at that time: tells a changed configuration from `hearth load`
 };
-static_assert(sizeof(StoreTableHeader) == 64);
+static_assert(sizeof(StoreTableHeader) == 64 && offsetof(StoreTableHeader, sequence) == 40);
+
+// What a table is made with.
+struct StoreTableSpec {
+  uint64_t num_pages = 0;
+  uint64_t num_rows = 0;
+  uint64_t sequence = 1;
+  uint64_t source_stamp = 0;
+  uint64_t config_stamp = 0;
+};
 
 // One table for each generation (it has its own KV pool): hearth.<node>.table.<generation>.
 class StoreTable {
  public:
-  static absl::StatusOr<std::shared_ptr<StoreTable>> Create(const RegionPlace& place, const Hash128& generation, uint64_t num_pages, uint64_t num_rows);
+  // All free; leaves the region READY. Errors: as ShmRegion::Create; InvalidArgument for sizes beyond what fits an index.
+  static absl::StatusOr<std::shared_ptr<StoreTable>> Create(const RegionPlace& place, const Hash128& generation, const StoreTableSpec& spec);
+  // Errors: as ShmRegion::Open; FailedPrecondition when not READY; DataLoss for sizes that don't fit the file. Counts are copied and checked
+  // once: later damage to the header moves no array.
   static absl::StatusOr<std::shared_ptr<StoreTable>> Open(const RegionPlace& place, const Hash128& generation, MapMode mode);
   virtual ~StoreTable() = default;
 
@@ -91,6 +109,8 @@ class StoreTable {
   virtual LeaseEntry* leases() = 0;
   virtual PageEntry* pages() = 0;
   virtual RowEntry* rows() = 0;
+  virtual int32_t num_pages() const = 0;
+  virtual int32_t num_rows() const = 0;
   virtual ShmRegion& region() = 0;
 };
 
