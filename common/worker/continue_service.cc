@@ -1,0 +1,253 @@
+#include "common/worker/continue_service.h"
+
+#include <unistd.h>
+
+#include <deque>
+#include <fstream>
+
+#include "absl/strings/numbers.h"
+#include "common/base/time.h"
+#include "common/rpc/rpc.h"
+
+namespace hearth {
+namespace {
+
+// One call: a queue of events that the loop fills and gRPC empties. Lives until both have let go of it.
+class StreamCall : public grpc::ServerWriteReactor<v1::StreamEvent>, public StreamSink {
+ public:
+  StreamCall(uint64_t epoch, std::string generation) : epoch_(epoch), generation_(std::move(generation)) {}
+
+  // Called once, before any event; `self` keeps the object until OnDone.
+  void Begin(std::shared_ptr<StreamCall> self, std::shared_ptr<StreamLoop> loop) {
+    self_ = std::move(self);
+    loop_ = std::move(loop);
+  }
+  void SetLive(std::shared_ptr<LiveStream> live) {
+    std::lock_guard lock(mutex_);
+    live_ = std::move(live);
+    if (cancelled_ && live_ != nullptr) live_->cancelled.store(true, std::memory_order_release);
+  }
+
+  void OnStarted(int64_t cached_tokens) override {
+    v1::StreamEvent event;
+    event.mutable_started()->set_cached_tokens(static_cast<int32_t>(cached_tokens));
+    event.mutable_started()->set_generation(generation_);
+    Push(std::move(event));
+  }
+  void OnPrefilled(int64_t tokens) override {
+    v1::StreamEvent event;
+    event.mutable_prefilled()->set_tokens(static_cast<int32_t>(tokens));
+    Push(std::move(event));
+    End(absl::OkStatus());
+  }
+  void OnToken(const TokenEvent& token) override {
+    v1::StreamEvent event;
+    v1::StreamEvent::Token& out = *event.mutable_token();
+    out.set_index(static_cast<int32_t>(token.index));
+    out.set_id(token.id);
+    out.set_logprob(token.logprob);
+    for (const TokenScore& score : token.top) {
+      v1::StreamEvent::TokenScore& t = *out.add_top();
+      t.set_id(score.id);
+      t.set_logprob(score.logprob);
+    }
+    Push(std::move(event));
+  }
+  void OnFinished(FinishReason reason) override {
+    v1::StreamEvent event;
+    using Finished = v1::StreamEvent::Finished;
+    event.mutable_finished()->set_reason(reason == FinishReason::kEos      ? Finished::REASON_EOS
+                                         : reason == FinishReason::kLength ? Finished::REASON_LENGTH
+                                                                           : Finished::REASON_PREEMPTED);
+    Push(std::move(event));
+    End(absl::OkStatus());
+  }
+  void OnError(const absl::Status& status) override { End(status); }
+
+  void OnWriteDone(bool ok) override {
+    std::lock_guard lock(mutex_);
+    writing_ = false;
+    queue_.pop_front();
+    if (!ok) queue_.clear();  // the peer is gone; OnCancel has or will come
+    WriteNext();
+  }
+  void OnCancel() override {
+    std::lock_guard lock(mutex_);
+    cancelled_ = true;
+    if (live_ != nullptr) live_->cancelled.store(true, std::memory_order_release);
+    if (loop_ != nullptr) loop_->Wake();
+  }
+  void OnDone() override { std::shared_ptr<StreamCall> last = std::move(self_); }
+
+ private:
+  void Push(v1::StreamEvent event) {
+    std::lock_guard lock(mutex_);
+    if (ended_) return;
+    event.set_epoch(epoch_);
+    queue_.push_back(std::move(event));
+    WriteNext();
+  }
+  // What comes after the end is ignored.
+  void End(absl::Status status) {
+    std::lock_guard lock(mutex_);
+    if (ended_) return;
+    ended_ = true;
+    end_ = std::move(status);
+    live_.reset();
+    WriteNext();
+  }
+  void WriteNext() {
+    if (writing_ || finished_) return;
+    if (!queue_.empty()) {
+      writing_ = true;
+      StartWrite(&queue_.front());
+    } else if (ended_) {
+      finished_ = true;
+      Finish(ToGrpc(end_));
+    }
+  }
+
+  const uint64_t epoch_;
+  const std::string generation_;
+  std::shared_ptr<StreamCall> self_;
+  std::shared_ptr<StreamLoop> loop_;
+  std::mutex mutex_;
+  std::shared_ptr<LiveStream> live_;
+  std::deque<v1::StreamEvent> queue_;  // the front is being written while writing_
+  absl::Status end_;
+  bool writing_ = false;
+  bool ended_ = false;
+  bool finished_ = false;
+  bool cancelled_ = false;
+};
+
+// Anonymous resident memory: what this worker costs beside the shared image and pool.
+uint64_t PrivateBytes() {
+  std::ifstream in("/proc/self/smaps_rollup");
+  std::string line;
+  while (std::getline(in, line)) {
+    if (line.rfind("Anonymous:", 0) != 0) continue;
+    uint64_t kib = 0;
+    const size_t digits = line.find_first_of("0123456789");
+    const size_t end = line.find(' ', digits);
+    if (digits != std::string::npos && absl::SimpleAtoi(line.substr(digits, end - digits), &kib)) return kib * 1024;
+  }
+  return 0;
+}
+
+}  // namespace
+
+absl::StatusOr<StreamRequest> DecodeStream(const v1::Stream& message) {
+  StreamRequest request;
+  ASSIGN_OR_RETURN(request.id, HashFromBytes(message.request_id()));
+  request.epoch = message.epoch();
+  request.tokens.assign(message.prompt_ids().begin(), message.prompt_ids().end());
+  request.prompt_size = message.prompt_ids_size();
+  request.tokens.insert(request.tokens.end(), message.output_ids().begin(), message.output_ids().end());
+  request.max_new_tokens = message.max_new_tokens();
+  request.min_tokens = message.min_tokens();
+  request.ignore_eos = message.ignore_eos();
+  request.eos_ids.assign(message.eos_ids().begin(), message.eos_ids().end());
+  request.num_logprobs = message.num_logprobs();
+  request.seed = message.seed();
+  const v1::SamplingParams& s = message.sampling();
+  SamplingParams& out = request.sampling;
+  if (s.has_temperature()) out.temperature = s.temperature();
+  if (s.has_top_p()) out.top_p = s.top_p();
+  if (s.has_top_k()) out.top_k = s.top_k();
+  if (s.has_min_p()) out.min_p = s.min_p();
+  out.presence_penalty = s.presence_penalty();
+  out.frequency_penalty = s.frequency_penalty();
+  if (s.has_repetition_penalty()) out.repetition_penalty = s.repetition_penalty();
+  out.logit_bias.assign(s.logit_bias().begin(), s.logit_bias().end());
+  if (request.max_new_tokens < 1) return absl::InvalidArgumentError("max_new_tokens must be at least 1");
+  if (message.prefill_until() != 0 && message.prefill_until() != request.prefill_until()) {
+    return absl::InvalidArgumentError(absl::StrCat("prefill_until is ", message.prefill_until(), ", this version computes ", request.prefill_until()));
+  }
+  return request;
+}
+
+void ContinueService::SetWaiting(std::string why) {
+  std::lock_guard lock(mutex_);
+  state_ = why;
+  why_ = std::move(why);
+}
+
+void ContinueService::SetReady(Ready ready) {
+  std::lock_guard lock(mutex_);
+  ready_ = std::make_shared<const Ready>(std::move(ready));
+  ready_seconds_ = static_cast<double>(MonotonicNowNs() - identity_.started_ns) / 1e9;
+  state_ = "ready";
+}
+
+void ContinueService::SetDraining() {
+  std::lock_guard lock(mutex_);
+  state_ = "draining";
+}
+
+void ContinueService::Forget() {
+  std::lock_guard lock(mutex_);
+  ready_.reset();
+}
+
+grpc::ServerWriteReactor<v1::StreamEvent>* ContinueService::Continue(grpc::CallbackServerContext* context, const v1::Stream* message) {
+  std::shared_ptr<const Ready> ready;
+  absl::Status refusal;
+  {
+    std::lock_guard lock(mutex_);
+    ready = ready_;
+    if (ready == nullptr) refusal = absl::UnavailableError(why_);
+  }
+  auto call = std::make_shared<StreamCall>(message->epoch(), ready == nullptr ? "" : ToBytes(ready->generation));
+  call->Begin(call, ready == nullptr ? nullptr : ready->loop);
+  if (ready != nullptr && !message->generation().empty() && message->generation() != ToBytes(ready->generation)) {
+    refusal = absl::AbortedError("the stream's weights are of another generation than this worker's");
+  }
+  absl::StatusOr<StreamRequest> request = DecodeStream(*message);
+  if (refusal.ok()) refusal = request.status();
+  if (refusal.ok()) {
+    std::shared_ptr<LiveStream> live;
+    refusal = ready->loop->Submit(std::move(request).value(), call, &live);
+    call->SetLive(std::move(live));
+    if (refusal.ok()) ready->loop->Wake();
+  }
+  if (!refusal.ok()) call->OnError(refusal);
+  return call.get();
+}
+
+grpc::ServerUnaryReactor* ContinueService::Status(grpc::CallbackServerContext* context, const v1::WorkerStatusRequest*,
+                                                  v1::WorkerStatus* response) {
+  std::shared_ptr<const Ready> ready;
+  {
+    std::lock_guard lock(mutex_);
+    ready = ready_;
+    response->set_state(state_);
+    response->set_ready_seconds(ready_seconds_);
+  }
+  response->set_kind(identity_.kind);
+  response->set_pid(getpid());
+  response->set_uptime_seconds(static_cast<double>(MonotonicNowNs() - identity_.started_ns) / 1e9);
+  response->set_max_batch(static_cast<int32_t>(identity_.max_batch));
+  response->set_resident_private_bytes(PrivateBytes());
+  if (ready != nullptr) {
+    const LoopStats::View stats = ready->loop->Stats();
+    response->set_generation(ToBytes(ready->generation));
+    response->set_device(ready->device);
+    response->set_numerics(ready->numerics);
+    response->set_running(static_cast<int32_t>(stats.running));
+    response->set_waiting(static_cast<int32_t>(stats.waiting));
+    response->set_spare_pages(static_cast<int32_t>(stats.spare_pages));
+    response->set_tokens_total(stats.tokens_total);
+    response->set_prefill_tokens_total(stats.prefill_tokens_total);
+    response->set_tokens_per_second(stats.tokens_per_second);
+    response->set_step_ms_p50(stats.step_ms_p50);
+    response->set_step_ms_p99(stats.step_ms_p99);
+    response->set_steps_total(stats.steps_total);
+    for (const std::string& note : ready->notes) response->add_notes(note);
+  }
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  reactor->Finish(grpc::Status::OK);
+  return reactor;
+}
+
+}  // namespace hearth

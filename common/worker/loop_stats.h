@@ -1,0 +1,75 @@
+// Counters of a loop for `status` and metrics: totals, a ten-second rate, step time percentiles.
+// Room: common/worker. May touch: common/base. Threads: Add* from the loop, Look from any.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <mutex>
+#include <vector>
+
+namespace hearth {
+
+class LoopStats {
+ public:
+  struct View {
+    int64_t running = 0, waiting = 0, spare_pages = 0;
+    uint64_t tokens_total = 0, prefill_tokens_total = 0, steps_total = 0;
+    double tokens_per_second = 0;  // output tokens over the last ten seconds
+    double step_ms_p50 = 0, step_ms_p99 = 0;
+  };
+
+  void AddPrefill(int64_t tokens) {
+    std::lock_guard lock(mutex_);
+    view_.prefill_tokens_total += static_cast<uint64_t>(tokens);
+  }
+
+  void AddStep(int64_t now_ns, int64_t duration_ns, int64_t tokens) {
+    std::lock_guard lock(mutex_);
+    view_.tokens_total += static_cast<uint64_t>(tokens);
+    steps_[view_.steps_total++ % steps_.size()] = duration_ns;
+    const int64_t second = now_ns / kSecond;
+    Bucket& bucket = buckets_[static_cast<size_t>(second) % buckets_.size()];
+    if (bucket.second != second) bucket = {second, 0};
+    bucket.tokens += tokens;
+  }
+
+  void SetGauges(int64_t running, int64_t waiting, int64_t spare_pages) {
+    std::lock_guard lock(mutex_);
+    view_.running = running;
+    view_.waiting = waiting;
+    view_.spare_pages = spare_pages;
+  }
+
+  View Look(int64_t now_ns) const {
+    std::lock_guard lock(mutex_);
+    View view = view_;
+    int64_t tokens = 0;
+    for (const Bucket& bucket : buckets_) {
+      // The ten whole seconds before this one.
+      const int64_t age = now_ns / kSecond - bucket.second;
+      if (age >= 1 && age <= 10) tokens += bucket.tokens;
+    }
+    view.tokens_per_second = static_cast<double>(tokens) / 10.0;
+    std::vector<int64_t> sorted(steps_.begin(), steps_.begin() + static_cast<int64_t>(std::min<uint64_t>(view.steps_total, steps_.size())));
+    if (!sorted.empty()) {
+      std::sort(sorted.begin(), sorted.end());
+      view.step_ms_p50 = static_cast<double>(sorted[sorted.size() / 2]) / 1e6;
+      view.step_ms_p99 = static_cast<double>(sorted[sorted.size() * 99 / 100]) / 1e6;
+    }
+    return view;
+  }
+
+ private:
+  static constexpr int64_t kSecond = 1'000'000'000;
+  struct Bucket {
+    int64_t second = -1;
+    int64_t tokens = 0;
+  };
+  mutable std::mutex mutex_;
+  View view_;
+  std::array<Bucket, 16> buckets_{};
+  std::array<int64_t, 1024> steps_{};
+};
+
+}  // namespace hearth

@@ -1,0 +1,294 @@
+#include "common/worker/stream_loop.h"
+
+#include <algorithm>
+
+#include "common/base/check.h"
+#include "common/base/logging.h"
+#include "common/worker/stream_pages.h"
+
+namespace hearth {
+
+StreamLoop::StreamLoop(Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options)
+    : device_(device), model_(model), kv_(kv), options_(options), stream_(device.MakeStream("loop")), signal_(device.MakeSignal()) {
+  keeper_ = std::make_unique<PageKeeper>(device, store, [this](KeeperEvent event) {
+    {
+      std::lock_guard lock(mutex_);
+      events_.push_back(std::move(event));
+    }
+    signal_->Notify();
+  });
+}
+
+StreamLoop::~StreamLoop() { keeper_.reset(); }
+
+absl::Status StreamLoop::Submit(StreamRequest request, std::shared_ptr<StreamSink> sink, std::shared_ptr<LiveStream>* live) {
+  const ModelConfig& config = model_.config();
+  if (request.prompt_size < 1 || static_cast<int64_t>(request.tokens.size()) < request.prompt_size) {
+    return absl::InvalidArgumentError("a stream needs at least one prompt token");
+  }
+  for (int32_t id : request.tokens) {
+    if (id < 0 || id >= config.vocab_size) {
+      return absl::InvalidArgumentError(absl::StrCat("token id ", id, " is outside the vocabulary of ", config.vocab_size));
+    }
+  }
+  const int64_t context = config.max_position_embeddings;
+  if (static_cast<int64_t>(request.tokens.size()) > context) {
+    return absl::InvalidArgumentError(absl::StrCat("the prompt has ", request.tokens.size(), " tokens, the context holds ", context));
+  }
+  const int64_t pages = PagesFor(static_cast<int64_t>(request.tokens.size()));
+  if (static_cast<uint64_t>(pages) > kv_.geometry().num_pages) {
+    return absl::InvalidArgumentError(absl::StrCat("the stream needs ", pages, " KV pages, the pool has ", kv_.geometry().num_pages,
+                                                   ": raise weightstore.kv_pool_tokens"));
+  }
+  std::lock_guard lock(mutex_);
+  if (draining_ || stop_.stopped()) return absl::UnavailableError("this worker is draining: ask again");
+  if (static_cast<int64_t>(in_loop_.size()) >= options_.max_streams + options_.max_waiting) return absl::ResourceExhaustedError("too many streams wait here");
+  in_loop_.push_back(request.id);
+  auto stream = std::make_shared<LiveStream>(std::move(request), std::move(sink), next_serial_++);
+  if (live != nullptr) *live = stream;
+  submitted_.push_back(std::move(stream));
+  signal_->Notify();
+  return absl::OkStatus();
+}
+
+bool StreamLoop::Step() {
+  TakeMessages();
+  DropCancelled();
+  Admit();
+  const bool worked = Work();
+  int64_t spare = 0;
+  for (const auto& s : running_) spare += static_cast<int64_t>(s->pages.size()) - PagesFor(s->valid);
+  stats_.SetGauges(static_cast<int64_t>(running_.size()), static_cast<int64_t>(waiting_.size()), spare);
+  return worked;
+}
+
+void StreamLoop::Run() {
+  while (!stop_.stopped()) {
+    const uint64_t seen = signal_->Current();
+    round_started_ns_.store(device_.Now(), std::memory_order_relaxed);
+    idle_.store(false, std::memory_order_relaxed);
+    if (Step()) continue;
+    idle_.store(true, std::memory_order_relaxed);
+    device_.HostWait(*signal_, seen, {.stop = &stop_});
+  }
+  OfferAll();
+}
+
+void StreamLoop::Stop() {
+  stop_.Stop();
+  signal_->Notify();
+}
+
+void StreamLoop::Drain() {
+  std::lock_guard lock(mutex_);
+  draining_ = true;
+}
+
+bool StreamLoop::Idle() const {
+  std::lock_guard lock(mutex_);
+  return in_loop_.empty();
+}
+
+std::vector<Hash128> StreamLoop::HeldStreams() const {
+  std::lock_guard lock(mutex_);
+  return in_loop_;
+}
+
+bool StreamLoop::Responsive(int64_t now_ns) const {
+  // A round is a step and a prefill chunk: seconds at most, even for the largest models on one socket.
+  constexpr int64_t kRoundMaxNs = 120'000'000'000;
+  return idle_.load(std::memory_order_relaxed) || now_ns - round_started_ns_.load(std::memory_order_relaxed) < kRoundMaxNs;
+}
+
+LoopStats::View StreamLoop::Stats() const { return stats_.Look(device_.Now()); }
+
+void StreamLoop::TakeMessages() {
+  std::vector<std::shared_ptr<LiveStream>> submitted;
+  std::vector<KeeperEvent> events;
+  {
+    std::lock_guard lock(mutex_);
+    submitted.swap(submitted_);
+    events.swap(events_);
+  }
+  for (KeeperEvent& event : events) Apply(std::move(event));
+  for (auto& stream : submitted) {
+    // The router asks again for a stream that still runs here: it lost sight of it. The newer value goes on, on the same pages.
+    for (auto* list : {&running_, &waiting_}) {
+      const auto old = std::find_if(list->begin(), list->end(), [&](const auto& s) { return s->request.id == stream->request.id; });
+      if (old == list->end()) continue;
+      const std::shared_ptr<LiveStream> superseded = *old;
+      superseded->sink->OnError(absl::AbortedError("a newer Continue of this stream took its place"));
+      Remove(superseded, /*free_pages=*/false);
+      break;
+    }
+    waiting_.push_back(std::move(stream));
+  }
+}
+
+void StreamLoop::Apply(KeeperEvent event) {
+  const auto by_serial = [&](const auto& s) { return s->serial == event.serial; };
+  if (event.kind == KeeperEvent::Kind::kOffered) {
+    const auto it = std::find_if(offered_.begin(), offered_.end(), by_serial);
+    if (it == offered_.end()) return;
+    const std::shared_ptr<LiveStream> stream = *it;
+    offered_.erase(it);
+    if (stream->cancelled.load(std::memory_order_acquire)) {
+      stream->sink->OnError(absl::CancelledError("the client is gone or has cancelled"));
+      keeper_->Free(stream->request.id, 0);
+    } else {
+      OnOffered(*stream);
+    }
+    return;
+  }
+  const auto it = std::find_if(running_.begin(), running_.end(), by_serial);
+  if (it == running_.end()) return;  // it left meanwhile; its rows were or will be freed in order
+  const std::shared_ptr<LiveStream> stream = *it;
+  switch (event.kind) {
+    case KeeperEvent::Kind::kPrepared: {
+      const int64_t misfit = AdoptPages(kv_, event.rows, *stream);
+      if (misfit < static_cast<int64_t>(event.rows.size())) {
+        keeper_->Free(stream->request.id, misfit);
+        keeper_->Grow(stream, misfit, InitialPages(stream->request) - misfit);
+        stream->growing = true;
+      }
+      stream->prepared = true;
+      stream->out_of_pages = false;
+      // Never the last prompt token: it is computed to have its logits.
+      stream->sink->OnStarted(std::min(event.cached_tokens, stream->request.prompt_size - 1));
+      break;
+    }
+    case KeeperEvent::Kind::kGrown:
+      AppendPages(event.rows, *stream);
+      stream->growing = false;
+      stream->out_of_pages = false;
+      break;
+    case KeeperEvent::Kind::kOutOfPages:
+      stream->out_of_pages = true;
+      break;
+    case KeeperEvent::Kind::kFailed:
+      stream->sink->OnError(event.status);
+      Remove(stream, /*free_pages=*/true);
+      break;
+    case KeeperEvent::Kind::kOffered:
+      break;
+  }
+}
+
+void StreamLoop::DropCancelled() {
+  for (auto* list : {&running_, &waiting_}) {
+    const std::vector<std::shared_ptr<LiveStream>> copy = *list;
+    for (const auto& stream : copy) {
+      if (!stream->cancelled.load(std::memory_order_acquire)) continue;
+      stream->sink->OnError(absl::CancelledError("the client is gone or has cancelled"));
+      Remove(stream, /*free_pages=*/true);
+    }
+  }
+}
+
+void StreamLoop::Admit() {
+  while (!waiting_.empty() && static_cast<int64_t>(running_.size()) < options_.max_streams) {
+    std::shared_ptr<LiveStream> stream = waiting_.front();
+    waiting_.erase(waiting_.begin());
+    running_.push_back(stream);
+    keeper_->Prepare(stream, InitialPages(stream->request));
+  }
+}
+
+void StreamLoop::PrefillChunk(LiveStream& stream, int64_t max_tokens) {
+  if (prefill_workspace_ == nullptr) {
+    auto made = model_.MakeWorkspace(std::max(options_.idle_chunk_tokens, options_.busy_chunk_tokens), 0);
+    if (!made.ok()) {
+      stream.sink->OnError(made.status());
+      stream.cancelled.store(true);
+      return;
+    }
+    prefill_workspace_ = std::move(made).value();
+  }
+  const int64_t start = stream.valid;
+  const int64_t end = std::min({start + max_tokens, stream.request.prefill_until(), static_cast<int64_t>(stream.pages.size()) * kPageTokens});
+  if (end <= start) return;
+  ForwardBatch batch;
+  batch.form = Form::kPrefill;
+  batch.token_ids.assign(stream.request.tokens.begin() + start, stream.request.tokens.begin() + end);
+  batch.sequences.push_back({.first_row = 0, .num_rows = end - start, .start_position = start, .write_from = start, .pages = stream.pages.data()});
+  ForwardHooks hooks;
+  hooks.on_layer_done = [&](int64_t layer) {
+    PublishProgress(kv_, stream, end, layer + 1);
+    return !stream.cancelled.load(std::memory_order_acquire);
+  };
+  const absl::Status status = model_.Forward(*stream_, *prefill_workspace_, kv_, batch, nullptr, &hooks);
+  if (absl::IsCancelled(status)) return;
+  if (!status.ok()) {
+    stream.sink->OnError(status);
+    stream.cancelled.store(true);
+    return;
+  }
+  stats_.AddPrefill(end - start);
+  const std::vector<int32_t> full = PublishPositions(kv_, end, stream);
+  if (!full.empty()) keeper_->Seal(stream.request.id, full);
+}
+
+void StreamLoop::AfterPublish(const std::shared_ptr<LiveStream>& stream, const std::vector<int32_t>& full_pages) {
+  if (!full_pages.empty()) keeper_->Seal(stream->request.id, full_pages);
+  KeepSpare(stream);
+}
+
+void StreamLoop::KeepSpare(const std::shared_ptr<LiveStream>& stream) {
+  if (stream->growing) return;
+  // Never more than the stream can still use.
+  const int64_t last = std::min(stream->request.prompt_size + stream->request.max_new_tokens, model_.config().max_position_embeddings);
+  const int64_t want = std::min(PagesFor(static_cast<int64_t>(stream->request.tokens.size())) + kSparePages, PagesFor(last));
+  const int64_t have = static_cast<int64_t>(stream->pages.size());
+  if (have >= want) return;
+  stream->growing = true;
+  keeper_->Grow(stream, have, want - have);
+}
+
+void StreamLoop::TruncateKv(LiveStream& stream, int64_t position) {
+  const int64_t index = position / kPageTokens;
+  stream.valid = std::min(stream.valid, position);
+  if (position % kPageTokens != 0 && index >= stream.sealed_pages) {
+    kv_.header(stream.pages[index]).tokens_valid.store(static_cast<uint32_t>(position % kPageTokens), std::memory_order_release);
+    return;
+  }
+  // A published page is immutable: its row is dropped and a fresh page takes the index.
+  keeper_->Free(stream.request.id, index);
+  stream.pages.resize(static_cast<size_t>(index));
+  stream.sealed_pages = std::min(stream.sealed_pages, index);
+  stream.valid = index * kPageTokens;
+}
+
+void StreamLoop::Remove(const std::shared_ptr<LiveStream>& stream, bool free_pages) {
+  if (free_pages) keeper_->Free(stream->request.id, 0);
+  std::erase(running_, stream);
+  std::erase(waiting_, stream);
+  std::lock_guard lock(mutex_);
+  in_loop_.erase(std::find(in_loop_.begin(), in_loop_.end(), stream->request.id));
+}
+
+void StreamLoop::Offer(const std::shared_ptr<LiveStream>& stream) {
+  offered_.push_back(stream);
+  keeper_->Offer(stream);
+  Remove(stream, /*free_pages=*/false);
+}
+
+void StreamLoop::Preempt(const std::shared_ptr<LiveStream>& stream) {
+  stream->sink->OnFinished(FinishReason::kPreempted);
+  Remove(stream, /*free_pages=*/true);
+}
+
+void StreamLoop::OfferAll() {
+  TakeMessages();
+  DropCancelled();
+  for (auto* list : {&running_, &waiting_}) {
+    while (!list->empty()) {
+      const std::shared_ptr<LiveStream> stream = list->front();
+      // The rows stay for the next worker's Take; nobody here writes to them any more.
+      keeper_->Offer(stream);
+      stream->sink->OnFinished(FinishReason::kPreempted);
+      Remove(stream, /*free_pages=*/false);
+    }
+  }
+}
+
+}  // namespace hearth

@@ -1,0 +1,116 @@
+// What the two workers' loops have in common: submissions and page events come in as messages, streams live in one list that only the loop
+// touches, prefill chunks run between other work, and whatever ends gives its pages back.
+// Room: common/worker. May touch: common/{model,device,rpc,shm,base}. Threads: Submit, Wake and Stats from any; Step and Run on one actor.
+// If a peer dies: the sink's stream is marked cancelled and leaves within one step. If the store dies: docs/shared-memory.md; nothing stops here.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "common/device/device.h"
+#include "common/model/forward.h"
+#include "common/rpc/page_store.h"
+#include "common/shm/kv_pool.h"
+#include "common/worker/loop_stats.h"
+#include "common/worker/page_keeper.h"
+#include "common/worker/stream.h"
+
+namespace hearth {
+
+// Spare pages a running stream keeps ahead: at 20 tokens/s four pages last 12 s, longer than a store's restart (DESIGN 3.2).
+inline constexpr int64_t kSparePages = 4;
+
+struct StreamLoopOptions {
+  int64_t max_streams = 6;            // places; further submissions wait
+  int64_t max_waiting = 1024;         // beyond it Submit is ResourceExhausted
+  int64_t busy_chunk_tokens = 64;     // of a prefill chunk while streams are being decoded here
+  int64_t idle_chunk_tokens = 512;    // while none is
+};
+
+class StreamLoop {
+ public:
+  virtual ~StreamLoop();
+
+  // Accepts a stream. The same id again supersedes the one that runs (its sink gets Aborted); its pages pass to the new one.
+  // Errors: Unavailable when draining; ResourceExhausted when too many wait; InvalidArgument for what this model or pool can never serve.
+  absl::Status Submit(StreamRequest request, std::shared_ptr<StreamSink> sink, std::shared_ptr<LiveStream>* live);
+  // A stream was cancelled or stop was asked for: look now.
+  void Wake() { signal_->Notify(); }
+
+  // One round: messages, cancellations, admission, work. False: there was nothing to do.
+  bool Step();
+  // Rounds until Stop; waits on the device's signal when idle.
+  void Run();
+  // Ends Run: whoever runs is offered to the next worker and told `preempted`.
+  void Stop();
+  // Accepts nothing more; running streams go on. Idle() tells when the last has ended.
+  void Drain();
+  bool Idle() const;
+
+  LoopStats::View Stats() const;
+  // Every stream whose rows must not be freed under us, for a re-attach to the store: from Submit until its Free or Offer is queued.
+  // Named by id alone: pages granted a moment ago may still be on their way to the loop.
+  std::vector<Hash128> HeldStreams() const;
+  // The loop is idle, or its last round began not long ago. False: it is wedged, and a service manager should restart the process.
+  bool Responsive(int64_t now_ns) const;
+
+ protected:
+  StreamLoop(Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options);
+
+  // The worker's own part of a round, after admission.
+  virtual bool Work() = 0;
+  // Pages that the stream needs before it can start.
+  virtual int64_t InitialPages(const StreamRequest& request) const = 0;
+  // The store knows that the next worker may take the stream; called once after Offer, unless it was cancelled meanwhile.
+  virtual void OnOffered(LiveStream& stream) {}
+
+  // Runs one prefill chunk of at most max_tokens over positions [valid, prefill_until). A cancelled stream is left as it was.
+  void PrefillChunk(LiveStream& stream, int64_t max_tokens);
+  // Seals full pages, keeps spare pages ahead.
+  void AfterPublish(const std::shared_ptr<LiveStream>& stream, const std::vector<int32_t>& full_pages);
+  void KeepSpare(const std::shared_ptr<LiveStream>& stream);
+  // KV from `position` on does not belong to this stream: forget it.
+  void TruncateKv(LiveStream& stream, int64_t position);
+  // The stream leaves the loop; its rows are freed. Events have been sent.
+  void Remove(const std::shared_ptr<LiveStream>& stream, bool free_pages);
+  // The stream leaves the loop with its pages kept for the next worker.
+  void Offer(const std::shared_ptr<LiveStream>& stream);
+  // Loses its place and pages and comes back by recomputing (DESIGN 3.4): for a full pool.
+  void Preempt(const std::shared_ptr<LiveStream>& stream);
+
+  Device& device_;
+  const Model& model_;
+  const KvPool& kv_;
+  const StreamLoopOptions options_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Model::Workspace> prefill_workspace_;
+  std::vector<std::shared_ptr<LiveStream>> running_;  // in order of admission: the last is the youngest
+  LoopStats stats_;
+  std::unique_ptr<PageKeeper> keeper_;
+
+ private:
+  void TakeMessages();
+  void Apply(KeeperEvent event);
+  void DropCancelled();
+  void Admit();
+  void OfferAll();
+
+  std::unique_ptr<HostSignal> signal_;
+  StopToken stop_;
+  std::atomic<bool> idle_{true};
+  std::atomic<int64_t> round_started_ns_{0};
+  mutable std::mutex mutex_;  // guards the five below
+  std::vector<std::shared_ptr<LiveStream>> submitted_;
+  std::vector<KeeperEvent> events_;
+  bool draining_ = false;
+  std::vector<Hash128> in_loop_;  // submitted and not yet removed
+  uint64_t next_serial_ = 1;
+  std::vector<std::shared_ptr<LiveStream>> waiting_;  // the loop's own: no place yet
+  std::vector<std::shared_ptr<LiveStream>> offered_;  // the loop's own: the answer to Offer is still out
+};
+
+}  // namespace hearth

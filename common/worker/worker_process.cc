@@ -1,0 +1,185 @@
+#include "common/worker/worker_process.h"
+
+#include <CLI/CLI.hpp>
+#include <atomic>
+#include <chrono>
+#include <cstdlib>
+#include <iostream>
+#include <mutex>
+#include <optional>
+
+#include "common/base/logging.h"
+#include "common/base/process.h"
+#include "common/base/time.h"
+#include "common/device/host/host_device.h"
+#include "common/experts/cpu_expert_engine.h"
+#include "common/formats/model_config.h"
+#include "common/kernels/kernels.h"
+#include "common/rpc/rpc.h"
+#include "common/rpc/store_client.h"
+#include "common/shm/kv_pool.h"
+#include "common/shm/weight_image.h"
+#include "common/worker/continue_service.h"
+
+namespace hearth {
+namespace {
+
+// Everything of a worker that exists once a generation is mapped, in the order in which it is made.
+struct Engine {
+  std::shared_ptr<const WeightImage> image;
+  std::shared_ptr<KvPool> kv;
+  std::unique_ptr<HostDevice> device;
+  std::unique_ptr<Model> model;
+  std::shared_ptr<StreamLoop> loop;
+};
+
+absl::StatusOr<std::optional<Isa>> ChosenIsa(const std::string& name) {
+  if (name == "auto") return std::optional<Isa>();
+  const std::optional<Isa> isa = IsaFromName(name);
+  if (!isa.has_value()) return absl::InvalidArgumentError("unknown instruction-set path '" + name + "'");
+  return isa;
+}
+
+absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo& kind, std::optional<Isa> isa, const Hash128& generation,
+                                  StoreClient& store) {
+  Engine engine;
+  const RegionPlace place = store.View().place;
+  ASSIGN_OR_RETURN(engine.image, WeightImage::Attach(place, generation));
+  ASSIGN_OR_RETURN(engine.kv, KvPool::Attach(place, generation));
+  ASSIGN_OR_RETURN(const ModelConfig model_config, ParseModelConfig(engine.image->config_json(), engine.image->generation_config_json()));
+  ASSIGN_OR_RETURN(engine.device, MakeHostDevice({.isa = isa,
+                                                  .num_threads = static_cast<int>(kind.threads(config)),
+                                                  .num_pools = static_cast<int>(engine.image->num_shards())}));
+  ASSIGN_OR_RETURN(engine.model, Model::Bind(model_config, engine.image, *engine.device));
+  const KvGeometry wanted = engine.model->kv_geometry();
+  const KvGeometry& have = engine.kv->geometry();
+  if (wanted.layers != have.layers || wanted.row_elements != have.row_elements || wanted.dtype != have.dtype) {
+    return absl::FailedPreconditionError(absl::StrCat("the KV pool holds ", have.layers, " layers of ", have.row_elements, " elements, the model needs ",
+                                                      wanted.layers, " of ", wanted.row_elements));
+  }
+  engine.loop = kind.make_loop(*engine.device, *engine.model, *engine.kv, store, kind.options(config));
+  return engine;
+}
+
+}  // namespace
+
+int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
+  const int64_t started_ns = MonotonicNowNs();
+  CLI::App app(kind.description);
+  std::string config_path = "/etc/hearth/node.toml", isa_flag, level_flag;
+  int64_t index = 0;
+  app.add_option("--config", config_path, "the node's configuration")->envname("HEARTH_CONFIG")->capture_default_str();
+  app.add_option("--index", index, "which worker of its kind this is, from 0: names its socket and lease")->capture_default_str();
+  app.add_option("--isa", isa_flag, "force an instruction-set path: scalar, avx2, avx512, avx512bf16 (default: decode.isa of the configuration)");
+  app.add_option("--log-level", level_flag, "trace, debug, info, warn, error (default: node.log_level)");
+  CLI11_PARSE(app, argc, argv);
+
+  const std::string name = absl::StrCat(kind.kind, ".", index);
+  const auto fail = [&](const absl::Status& status, int code) {
+    std::cerr << "hearth-" << kind.kind << ": " << StdSv(status.message()) << "\n";
+    return code;
+  };
+  absl::StatusOr<NodeConfig> config = ReadNodeConfig(config_path);
+  if (!config.ok()) return fail(config.status(), kExitConfig);
+  const absl::StatusOr<std::optional<Isa>> isa = ChosenIsa(isa_flag.empty() ? config->isa : isa_flag);
+  if (!isa.ok()) return fail(isa.status(), kExitConfig);
+  if (absl::Status s = InitLogging(name, level_flag.empty() ? config->log_level : level_flag); !s.ok()) return fail(s, kExitConfig);
+
+  // The main thread waits for one of: a stop signal, a Switch, the loss of the store's trust.
+  std::mutex mutex;
+  std::shared_ptr<StreamLoop> loop_to_stop;
+  std::atomic<bool> drain{false}, lost{false};
+  InstallStopSignals([&] {
+    NotifyStopping();
+    std::lock_guard lock(mutex);
+    if (loop_to_stop != nullptr) loop_to_stop->Stop();
+  });
+
+  ContinueService service({kind.kind, started_ns, kind.options(*config).max_streams});
+  service.SetWaiting("waiting for the weight store at " + config->StoreSocket());
+  absl::StatusOr<std::unique_ptr<grpc::Server>> server = ServeUnix(config->WorkerSocket(kind.kind, index), 0660, {&service});
+  if (!server.ok()) return fail(server.status(), kExitFailure);
+
+  const std::string isa_name(IsaName((*isa).value_or(SupportedIsas().back())));
+  const std::string numerics = "host/" + isa_name + "/exact";
+  std::unique_ptr<StoreClient> store = StoreClient::Start({
+      .socket_path = config->StoreSocket(),
+      .kind = std::string_view(kind.kind) == "prefill" ? ClientKind::kPrefill : ClientKind::kDecode,
+      .name = name,
+      .numerics = Xxh3_64(numerics.data(), numerics.size()),
+      .holdings =
+          [&] {
+            std::lock_guard lock(mutex);
+            std::vector<Holding> held;
+            if (loop_to_stop != nullptr) {
+              for (const Hash128& id : loop_to_stop->HeldStreams()) held.push_back({.request = id});
+            }
+            return held;
+          },
+      .on_switch =
+          [&](const Hash128&) {
+            drain.store(true);
+            std::lock_guard lock(mutex);
+            if (loop_to_stop != nullptr) loop_to_stop->Drain();
+          },
+      .on_lost =
+          [&](const absl::Status& why) {
+            spdlog::error("the weight store no longer knows this worker: {}; draining", why.ToString());
+            lost.store(true);
+            std::lock_guard lock(mutex);
+            if (loop_to_stop != nullptr) loop_to_stop->Stop();
+          },
+  });
+  NotifyStatus("waiting for the weight store");
+  const absl::StatusOr<Hash128> generation = store->WaitForGeneration([] { return StopRequested(); }, INT64_MAX);
+  if (!generation.ok()) return StopRequested() ? kExitOk : fail(generation.status(), kExitFailure);
+
+  absl::StatusOr<Engine> engine = MakeEngine(*config, kind, *isa, *generation, *store);
+  if (!engine.ok()) return fail(engine.status(), kExitFailure);
+  if (engine->device->caps().numerics != numerics) spdlog::warn("the device computes '{}', the store was told '{}'", engine->device->caps().numerics, numerics);
+  {
+    std::lock_guard lock(mutex);
+    loop_to_stop = engine->loop;
+    if (StopRequested() || lost.load()) loop_to_stop->Stop();
+    if (drain.load()) loop_to_stop->Drain();
+  }
+  service.SetReady({engine->loop, *generation, engine->device->caps().description, engine->device->caps().numerics, {}});
+  spdlog::info("ready: generation {}, {}, {} after start", generation->ToHex().substr(0, 8), engine->device->caps().description,
+               HumanDuration(static_cast<double>(MonotonicNowNs() - started_ns) / 1e9));
+  NotifyReady("serving");
+
+  // The watchdog is fed by the main thread only while the loop makes rounds or is idle: a wedged loop is restarted by the service manager.
+  std::unique_ptr<HostSignal> done = engine->device->MakeSignal();
+  StopToken finished;
+  std::unique_ptr<Actor> runner = engine->device->Spawn("step-loop", [&] {
+    engine->loop->Run();
+    finished.Stop();
+    done->Notify();
+  });
+  const int64_t watchdog_ns = WatchdogIntervalUs() > 0 ? WatchdogIntervalUs() * 1000 : 1'000'000'000;
+  while (!finished.stopped()) {
+    const uint64_t seen = done->Current();
+    engine->device->HostWait(*done, seen, {.deadline_ns = engine->device->Now() + std::min<int64_t>(watchdog_ns, 500'000'000), .stop = &finished});
+    if (engine->loop->Responsive(engine->device->Now())) NotifyWatchdog();
+    if (drain.load()) {
+      service.SetDraining();
+      if (engine->loop->Idle()) engine->loop->Stop();
+    }
+  }
+  runner.reset();
+  service.SetDraining();
+  // Streams were told `preempted`; their last events get out before the server goes.
+  (*server)->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
+  {
+    std::lock_guard lock(mutex);
+    loop_to_stop.reset();
+  }
+  service.SetWaiting("stopped");
+  service.Forget();
+  engine->loop.reset();  // works off the last page calls before the lease ends
+  store.reset();
+  spdlog::info("stopped");
+  return lost.load() ? kExitFailure : kExitOk;
+}
+
+}  // namespace hearth
