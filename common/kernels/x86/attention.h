@@ -28,16 +28,16 @@ template <class V, class D, int R, int T>
 __attribute__((noinline)) void ScoreTile(const KeyPiece (&pieces)[2], int64_t head, int64_t position, float scale,
                                          float* scores) {
   typename D::Acc acc[R][T];
-  ZeroTile<D, R, T>(acc);
+  ZeroTile<V, D, R, T>(acc);
 #pragma GCC unroll 2
   for (const KeyPiece& piece : pieces) {
     const auto* keys = reinterpret_cast<const uint8_t*>(piece.k + position * piece.ldk);
-    DotTile<D, R, T>(acc, keys, piece.ldk * 2, piece.q + head * piece.ldq, piece.ldq, piece.n, 0);
+    DotTile<D, R, T>(acc, keys, piece.ldk * 2, piece.q + head * piece.ldq, piece.ldq, piece.n, NoPrefetch{});
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) scores[(head + t) * kRunMax + position + r] = scale * V::ReduceAdd(acc[r][t].Sum());
+    for (int t = 0; t < T; ++t) scores[(head + t) * kRunMax + position + r] = scale * V::ReduceAdd(acc[r][t]);
   }
 }
 

@@ -14,9 +14,8 @@ struct Avx2Path {
   using Bf16 = Bf16InF32<V>;
   using F16 = F16InF32<V>;
   using F32 = F32InF32<V>;
-  // Sixteen registers: sums of two chains for four rows, or for two rows and two tokens.
   static constexpr int kRowsOne = 4;
-  static constexpr int kRows = 2;
+  static constexpr int kRows = 4;
   static constexpr int kTokens = 2;
   static constexpr int kValueHeads = 2;
   static constexpr int kValueVectors = 4;

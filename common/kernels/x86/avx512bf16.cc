@@ -15,9 +15,9 @@ struct Avx512Bf16Path {
   using Bf16 = Bf16InBf16;
   using F16 = F16InF32<V>;
   using F32 = F32InF32<V>;
-  static constexpr int kRowsOne = 4;
+  static constexpr int kRowsOne = 8;
   static constexpr int kRows = 4;
-  static constexpr int kTokens = 2;
+  static constexpr int kTokens = 4;
   static constexpr int kValueHeads = 4;
   static constexpr int kValueVectors = 4;
 };

@@ -8,7 +8,6 @@
 #include <immintrin.h>
 
 #include "common/kernels/kernels.h"
-#include "common/kernels/x86/f32_dots.h"
 #include "common/kernels/x86/isa_local.h"
 #include "common/kernels/x86/vec512.h"
 
@@ -42,7 +41,7 @@ constexpr F8Tables kF8Tables;
 
 struct F8InBf16 {
   using V = Vec512;
-  using Acc = TwoChains<V>;
+  using Acc = V::F;
   static constexpr bool kScaled = true;
   static constexpr float kFactor = 1.0f;
   static constexpr int kElementBytes = 1;
@@ -62,8 +61,8 @@ struct F8InBf16 {
     return Arrange(V::LoadBytesN(p, 2 * n), V::LoadBytesN(p + 32, 2 * n - 64));
   }
   static HEARTH_INLINE void Dot(Acc& acc, const W& w, const X& x) {
-    acc.a = _mm512_dpbf16_ps(acc.a, w.a, x.a);
-    acc.b = _mm512_dpbf16_ps(acc.b, w.b, x.b);
+    acc = _mm512_dpbf16_ps(acc, w.a, x.a);
+    acc = _mm512_dpbf16_ps(acc, w.b, x.b);
   }
 
  private:
@@ -86,7 +85,7 @@ struct F8InBf16 {
 
 struct Bf16InBf16 {
   using V = Vec512;
-  using Acc = TwoChains<V>;
+  using Acc = V::F;
   static constexpr bool kScaled = false;
   static constexpr float kFactor = 1.0f;
   static constexpr int kElementBytes = 2;
@@ -104,8 +103,8 @@ struct Bf16InBf16 {
   static HEARTH_INLINE X LoadX(const bf16* p) { return Load(reinterpret_cast<const uint8_t*>(p)); }
   static HEARTH_INLINE X LoadXN(const bf16* p, int64_t n) { return LoadN(reinterpret_cast<const uint8_t*>(p), n); }
   static HEARTH_INLINE void Dot(Acc& acc, const W& w, const X& x) {
-    acc.a = _mm512_dpbf16_ps(acc.a, w.a, x.a);
-    acc.b = _mm512_dpbf16_ps(acc.b, w.b, x.b);
+    acc = _mm512_dpbf16_ps(acc, w.a, x.a);
+    acc = _mm512_dpbf16_ps(acc, w.b, x.b);
   }
 };
 

@@ -11,20 +11,11 @@
 namespace hearth {
 namespace {
 
-// Two chains per sum, so that the latency of an FMA is hidden with few rows.
-template <class V>
-struct TwoChains {
-  typename V::F a;
-  typename V::F b;
-  static HEARTH_INLINE TwoChains Zero() { return {V::Zero(), V::Zero()}; }
-  HEARTH_INLINE typename V::F Sum() const { return V::Add(a, b); }
-};
-
 // The weights are 2^-8 times their value (Vec512::EvenF8), the block's scale makes it good: exact, unless a product is below
 // 2^-118 in magnitude.
 template <class V>
 struct F8InF32 {
-  using Acc = TwoChains<V>;
+  using Acc = typename V::F;
   static constexpr bool kScaled = true;
   static constexpr float kFactor = 256.0f;
   static constexpr int kElementBytes = 1;
@@ -42,10 +33,10 @@ struct F8InF32 {
     return SplitX(V::LoadBytesN(p, 2 * n), V::LoadBytesN(p + kStep / 2, 2 * n - V::kBytes));
   }
   static HEARTH_INLINE void Dot(Acc& acc, const W& w, const X& x) {
-    acc.a = V::Fma(w.even_low, x.even_low, acc.a);
-    acc.b = V::Fma(w.odd_low, x.odd_low, acc.b);
-    acc.a = V::Fma(w.even_high, x.even_high, acc.a);
-    acc.b = V::Fma(w.odd_high, x.odd_high, acc.b);
+    acc = V::Fma(w.even_low, x.even_low, acc);
+    acc = V::Fma(w.odd_low, x.odd_low, acc);
+    acc = V::Fma(w.even_high, x.even_high, acc);
+    acc = V::Fma(w.odd_high, x.odd_high, acc);
   }
 
  private:
@@ -62,7 +53,7 @@ struct F8InF32 {
 // What the unscaled policies share: a step is two vectors of floats.
 template <class V>
 struct UnscaledInF32 {
-  using Acc = TwoChains<V>;
+  using Acc = typename V::F;
   static constexpr bool kScaled = false;
   static constexpr float kFactor = 1.0f;
   static constexpr int kStep = 2 * V::kLanes;
@@ -73,8 +64,8 @@ struct UnscaledInF32 {
   using X = W;
 
   static HEARTH_INLINE void Dot(Acc& acc, const W& w, const X& x) {
-    acc.a = V::Fma(w.a, x.a, acc.a);
-    acc.b = V::Fma(w.b, x.b, acc.b);
+    acc = V::Fma(w.a, x.a, acc);
+    acc = V::Fma(w.b, x.b, acc);
   }
 };
 
