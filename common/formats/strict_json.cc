@@ -105,7 +105,6 @@ bool JsonEvents::Fail(std::string message) {
 bool JsonEvents::parse_error(size_t position, const std::string& last_token, const nlohmann::detail::exception& error) {
   syntax_error_ = true;
   syntax_position_ = position;
-  syntax_token_bytes_ = last_token.size();
   syntax_text_ = error.what();
   return false;
 }
@@ -126,10 +125,10 @@ absl::Status ParseJsonEvents(std::string_view what, std::string_view text, JsonE
   const std::string at_key = events.place_.empty() ? "" : absl::StrCat(" at key ", Quoted(events.place_));
   if (!events.syntax_error_) return error(absl::StrCat("refused", at_key, ": ", events.failure_));
 
-  // The library counts the bytes it has read, the offending token's included.
+  // The library counts the bytes it has read: the last of them is the one it stumbled over.
   size_t start = std::min(events.syntax_position_, text.size());
-  start -= std::min(start, std::max<size_t>(events.syntax_token_bytes_, 1));
-  while (start < text.size() && (text[start] == ' ' || text[start] == '\n' || text[start] == '\t' || text[start] == '\r')) ++start;
+  if (start > 0) --start;
+  if (start > 0 && text[start - 1] == '-') --start;
   std::string reason = KnownMistake(text.substr(start));
   if (reason.empty()) {
     // "[json.exception.parse_error.101] parse error at line 1, column 2: text": the place is told in our own way.

@@ -32,7 +32,6 @@ class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
   friend absl::Status ParseJsonEvents(std::string_view what, std::string_view text, JsonEvents& events);
   std::string failure_;
   size_t syntax_position_ = 0;
-  size_t syntax_token_bytes_ = 0;
   bool syntax_error_ = false;
   std::string syntax_text_;
 };

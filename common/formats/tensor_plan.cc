@@ -104,9 +104,9 @@ absl::Status CheckScale(const PlannedTensor& planned, const CheckpointTensor& sc
                     absl::StrCat("one scale a ", kScaleBlock, "x", kScaleBlock, " block of the weight's ", ShapeText(planned.shape)));
 }
 
-// One tensor that is there, and its scale. A missing scale goes into `missing`.
+// One tensor that is there, and its scale, which counts as needed and may be missing.
 absl::Status CheckTensor(const ModelConfig& config, const PlannedTensor& planned, const CheckpointTensor& tensor, const Checkpoint& checkpoint,
-                         NameList& missing) {
+                         size_t& needed, NameList& missing) {
   RETURN_IF_ERROR(CheckShape(tensor.name, tensor.shape, planned.shape, "config.json"));
   const std::string scale_name = planned.name + kScaleSuffix;
   const CheckpointTensor* scale = checkpoint.Find(scale_name);
@@ -122,6 +122,7 @@ absl::Status CheckTensor(const ModelConfig& config, const PlannedTensor& planned
   if (!config.fp8_blocks) {
     return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), " is F8_E4M3, but config.json has no quantization_config; restore it"));
   }
+  ++needed;
   if (scale == nullptr) {
     missing.Add(scale_name);
     return absl::OkStatus();
@@ -144,6 +145,7 @@ std::vector<PlannedTensor> PlanTensors(const ModelConfig& config) { return PlanB
 
 absl::Status CheckPlan(const ModelConfig& config, const std::vector<PlannedTensor>& plan, const Checkpoint& checkpoint) {
   NameList missing;
+  size_t needed = plan.size();
   absl::Status first_error;
   for (const PlannedTensor& planned : plan) {
     const CheckpointTensor* tensor = checkpoint.Find(planned.name);
@@ -151,12 +153,12 @@ absl::Status CheckPlan(const ModelConfig& config, const std::vector<PlannedTenso
       missing.Add(planned.name);
       continue;
     }
-    first_error.Update(CheckTensor(config, planned, *tensor, checkpoint, missing));
+    first_error.Update(CheckTensor(config, planned, *tensor, checkpoint, needed, missing));
   }
   // What is wrong outranks what is missing: a checkpoint of another shape usually also lacks something.
   if (!first_error.ok()) return Annotate(first_error, checkpoint.dir());
   if (!missing.empty()) {
-    return absl::NotFoundError(absl::StrCat(checkpoint.dir(), ": ", missing.size(), " of ", plan.size(), " tensors missing: ", missing.ToString(),
+    return absl::NotFoundError(absl::StrCat(checkpoint.dir(), ": ", missing.size(), " of ", needed, " tensors missing: ", missing.ToString(),
                                             QueryRankHint(config, checkpoint), ": incomplete download?"));
   }
   return absl::OkStatus();
