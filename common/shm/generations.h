@@ -17,7 +17,7 @@ namespace hearth {
 struct GenerationInfo {
   Hash128 generation;
   RegionState state = RegionState::kLoading;  // the manifest's; kLoading where it is missing or unreadable
-  ProcessId owner;                            // of the manifest; pid 0: nobody is named
+  ProcessId owner;                            // of the manifest, else of any part; pid 0: nobody is named
   uint64_t bytes = 0;                         // of all its files, KV pool included
   bool has_kv_pool = false;
   // READY, and WeightImage::Attach takes it. False with READY: damaged, or of another version; `problem` says which.

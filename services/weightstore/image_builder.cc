@@ -7,11 +7,13 @@
 
 #include "common/base/logging.h"
 #include "common/base/time.h"
+#include "common/numa/topology.h"
 #include "common/shm/generations.h"
 #include "common/shm/weight_image.h"
 #include "services/weightstore/image_plan.h"
 #include "services/weightstore/image_reader.h"
 #include "services/weightstore/image_room.h"
+#include "services/weightstore/image_segments.h"
 #include "services/weightstore/image_writer.h"
 
 namespace hearth {
@@ -121,14 +123,13 @@ absl::StatusOr<BuildResult> BuildImage(const BuildOptions& options) {
   manifest.generation = RandomHash128();
   const Hash128& generation = manifest.generation;
   Unpublished unpublished(options.place, generation);
-  std::vector<ShmRegion> segments;
+  BuildResult result;
+  const Topology topology = DiscoverTopology();
+  result.notes = plan.config.notes;
+  result.notes.insert(result.notes.end(), topology.notes.begin(), topology.notes.end());
+  ASSIGN_OR_RETURN(std::vector<ShmRegion> segments, CreateSegments(options.place, generation, needs.segment_bytes, topology, result.notes));
   std::vector<uint8_t*> bodies;
-  for (size_t i = 0; i < needs.segment_bytes.size(); ++i) {
-    ASSIGN_OR_RETURN(ShmRegion segment, ShmRegion::Create(options.place.Path(SegmentWhat(static_cast<int64_t>(i)), generation), RegionKind::kSegment,
-                                                          kSegmentVersion, generation, needs.segment_bytes[i]));
-    bodies.push_back(segment.body());
-    segments.push_back(std::move(segment));
-  }
+  for (const ShmRegion& segment : segments) bodies.push_back(segment.body());
   ASSIGN_OR_RETURN(ShmRegion manifest_region, ShmRegion::Create(options.place.Path(kManifestWhat, generation), RegionKind::kManifest,
                                                                 kManifestVersion, generation, needs.manifest_bytes));
 
@@ -145,12 +146,11 @@ absl::StatusOr<BuildResult> BuildImage(const BuildOptions& options) {
   manifest_region.SetState(RegionState::kReady);
   unpublished.Published();
 
-  BuildResult result;
+  NotePlacement(segments, topology, result.notes);
   result.generation = generation;
   result.fingerprint = manifest.fingerprint;
   result.bytes = plan.segment_bytes();
   result.seconds = static_cast<double>(MonotonicNowNs() - started_ns) * 1e-9;
-  result.notes = plan.config.notes;
   return result;
 }
 

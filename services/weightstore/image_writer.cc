@@ -74,12 +74,8 @@ void HashPiece(const CheckpointTensor& tensor, uint64_t at, const uint8_t* data,
 absl::Status CheckPiece(const ImageSource& source, uint64_t at, const uint8_t* data, uint64_t bytes) {
   const CheckpointTensor& tensor = *source.tensor;
   const uint64_t element = DTypeBytes(tensor.dtype);
-  const std::string name =
-      at == 0 ? tensor.name : absl::StrCat(tensor.name, " (index counted from element ", at / element, ")");
-  if (reinterpret_cast<uintptr_t>(data) % element == 0) return CheckValues(name, tensor.dtype, data, bytes / element, source.is_scale);
-  const std::unique_ptr<uint64_t[]> aligned(new uint64_t[(bytes + 7) / 8]);  // a header of odd length: rare
-  memcpy(aligned.get(), data, bytes);
-  return CheckValues(name, tensor.dtype, aligned.get(), bytes / element, source.is_scale);
+  const absl::Status status = CheckValues(tensor.name, tensor.dtype, data, bytes / element, source.is_scale);
+  return at == 0 ? status : Annotate(status, absl::StrCat("counting from element ", at / element));
 }
 
 }  // namespace
