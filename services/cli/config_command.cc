@@ -1,0 +1,23 @@
+// `hearth config`: the configuration in force, every key with its value.
+#include <iostream>
+
+#include "common/base/process.h"
+#include "services/cli/command.h"
+
+namespace hearth {
+
+void AddConfig(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("config", "check node.toml and print every key with the value in force");
+  auto path = AddConfigOption(*command);
+  command->callback([=, &exit_code] {
+    const absl::StatusOr<NodeConfig> config = ReadNodeConfig(*path);
+    if (!config.ok()) {
+      exit_code = Fail("config", absl::InvalidArgumentError(config.status().message()));
+      return;
+    }
+    std::cout << "# " << config->source_path << "\n" << FormatNodeConfig(*config);
+    exit_code = kExitOk;
+  });
+}
+
+}  // namespace hearth

@@ -1,0 +1,44 @@
+// hearth: the operator's command. Each subcommand has a file of its own and a --help that teaches.
+#include <iostream>
+
+#include "common/base/process.h"
+#include "services/cli/command.h"
+
+namespace hearth {
+
+std::shared_ptr<std::string> AddConfigOption(CLI::App& command) {
+  auto path = std::make_shared<std::string>("/etc/hearth/node.toml");
+  command.add_option("--config,-c", *path, "the node's configuration")->envname("HEARTH_CONFIG")->capture_default_str();
+  return path;
+}
+
+int Fail(std::string_view what, const absl::Status& status) {
+  std::cerr << "hearth " << what << ": " << StdSv(status.message()) << "\n";
+  return absl::IsInvalidArgument(status) ? kExitConfig : kExitFailure;
+}
+
+}  // namespace hearth
+
+int main(int argc, char** argv) {
+  CLI::App app(
+      "Hearth serves huge Mixture-of-Experts models from one workstation.\n\n"
+      "A node is four processes on one configuration (node.toml): weightstore, prefill, decode, router. Start them by hand with `hearth up`,\n"
+      "or as systemd services (hearth.target). Then ask: `hearth run \"...\"`, `hearth chat`, curl, or any OpenAI client.\n",
+      "hearth");
+  app.require_subcommand(1);
+  app.set_version_flag("--version", "hearth 0.1.0");
+  app.footer("`hearth COMMAND --help` explains each command with examples.");
+  int exit_code = 0;
+  hearth::AddUp(app, exit_code);
+  hearth::AddWait(app, exit_code);
+  hearth::AddStatus(app, exit_code);
+  hearth::AddRun(app, exit_code);
+  hearth::AddChat(app, exit_code);
+  hearth::AddLoad(app, exit_code);
+  hearth::AddVerify(app, exit_code);
+  hearth::AddDrop(app, exit_code);
+  hearth::AddSynth(app, exit_code);
+  hearth::AddConfig(app, exit_code);
+  CLI11_PARSE(app, argc, argv);
+  return exit_code;
+}

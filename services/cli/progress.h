@@ -1,0 +1,52 @@
+// A progress bar with rate and time left: redrawn in place on a terminal, a line every few seconds elsewhere.
+// Room: services/cli.
+#pragma once
+
+#include <unistd.h>
+
+#include <cstdint>
+#include <iostream>
+#include <string>
+
+#include "absl/strings/str_format.h"
+#include "common/base/time.h"
+
+namespace hearth {
+
+class ProgressBar {
+ public:
+  explicit ProgressBar(std::string what) : what_(std::move(what)), terminal_(isatty(STDERR_FILENO)), start_ns_(MonotonicNowNs()) {}
+  ~ProgressBar() {
+    if (terminal_ && drawn_) std::cerr << "\n";
+  }
+
+  void Update(uint64_t done, uint64_t total) {
+    const int64_t now = MonotonicNowNs();
+    if (total == 0 || (done < total && now - last_ns_ < (terminal_ ? 100'000'000 : 5'000'000'000))) return;
+    if (done >= total && complete_) return;
+    complete_ = done >= total;
+    last_ns_ = now;
+    drawn_ = true;
+    const double seconds = static_cast<double>(now - start_ns_) / 1e9;
+    const double share = static_cast<double>(done) / static_cast<double>(total);
+    const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
+    const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
+    constexpr int kWidth = 30;
+    const int filled = static_cast<int>(share * kWidth);
+    const std::string bar = std::string(static_cast<size_t>(filled), '#') + std::string(static_cast<size_t>(kWidth - filled), '.');
+    std::cerr << (terminal_ ? "\r\033[K" : "")
+              << absl::StrFormat("%s [%s] %3.0f%%  %s of %s  %s/s  %s left", what_, bar, share * 100, HumanBytes(static_cast<double>(done)),
+                                 HumanBytes(static_cast<double>(total)), HumanBytes(rate), HumanDuration(left))
+              << (terminal_ ? "" : "\n") << std::flush;
+  }
+
+ private:
+  const std::string what_;
+  const bool terminal_;
+  const int64_t start_ns_;
+  int64_t last_ns_ = 0;
+  bool drawn_ = false;
+  bool complete_ = false;
+};
+
+}  // namespace hearth

@@ -1,0 +1,188 @@
+// `hearth status`: the whole node on one screen, asked of each process itself, so that it tells the truth when one of them is away.
+#include <google/protobuf/util/json_util.h>
+
+#include <iostream>
+
+#include "absl/strings/str_format.h"
+#include "common/base/process.h"
+#include "common/base/time.h"
+#include "common/rpc/rpc.h"
+#include "services/cli/command.h"
+#include "services/cli/node_client.h"
+#include "services/cli/table.h"
+
+namespace hearth {
+namespace {
+
+std::string ShortId(const std::string& bytes) {
+  const absl::StatusOr<Hash128> id = HashFromBytes(bytes);
+  return id.ok() && !id->IsZero() ? id->ToHex().substr(0, 8) : "-";
+}
+std::string Seconds(double s) { return HumanDuration(s); }
+std::string Bytes(uint64_t b) { return HumanBytes(static_cast<double>(b)); }
+
+struct Node {
+  NodeConfig config;
+  absl::StatusOr<v1::StoreStatus> store = absl::UnavailableError("");
+  absl::StatusOr<v1::RouterStatus> router = absl::UnavailableError("");
+  std::vector<std::pair<std::string, absl::StatusOr<v1::WorkerStatus>>> workers;
+};
+
+Node Ask(const NodeConfig& config) {
+  Node node{.config = config};
+  node.store = StoreStatusOf(config);
+  node.router = RouterStatusOf(config);
+  for (int64_t i = 0; i < config.prefill_instances; ++i) node.workers.emplace_back(absl::StrCat("prefill.", i), WorkerStatusOf(config, "prefill", i));
+  for (int64_t i = 0; i < config.decode_instances; ++i) node.workers.emplace_back(absl::StrCat("decode.", i), WorkerStatusOf(config, "decode", i));
+  return node;
+}
+
+void PrintProcesses(const Node& node, std::ostream& out) {
+  Table table({"process", "pid", "up", "generation", "state"});
+  const auto away = [&](const std::string& name) { table.Add({name, "-", "-", "-", "does not answer"}); };
+  if (node.store.ok()) {
+    const v1::StoreStatus& s = *node.store;
+    const bool loading = s.generations().empty() || (!s.loading().phase().empty() && s.loading().phase() != "ready");
+    std::string state = loading && s.loading().total_bytes() > 0
+                            ? absl::StrFormat("%s %.0f%%", s.loading().phase(), 100.0 * static_cast<double>(s.loading().done_bytes()) / static_cast<double>(s.loading().total_bytes()))
+                        : loading ? "starting"
+                                  : absl::StrCat("ready ", Seconds(s.ready_seconds()), " after start");
+    table.Add({"weightstore", absl::StrCat(s.pid()), Seconds(s.uptime_seconds()), s.generations().empty() ? "-" : ShortId(s.generations(s.generations_size() - 1).id()), state});
+  } else {
+    away("weightstore");
+  }
+  for (const auto& [name, status] : node.workers) {
+    if (!status.ok()) {
+      away(name);
+      continue;
+    }
+    table.Add({name, absl::StrCat(status->pid()), Seconds(status->uptime_seconds()), ShortId(status->generation()),
+               status->state() == "ready" ? absl::StrCat("ready ", Seconds(status->ready_seconds()), " after start") : status->state()});
+  }
+  if (node.router.ok()) {
+    const v1::RouterStatus& r = *node.router;
+    table.Add({"router", absl::StrCat(r.pid()), Seconds(r.uptime_seconds()), "-", r.ready() ? "ready" : "not ready: " + r.not_ready_reason()});
+  } else {
+    away("router");
+  }
+  out << "Processes\n";
+  table.Print(out);
+}
+
+void PrintStore(const v1::StoreStatus& s, std::ostream& out) {
+  out << "\nWeights\n";
+  Table images({"generation", "state", "bytes", "shards", "on NUMA nodes", "leases", "from"});
+  for (const auto& g : s.generations()) {
+    std::string shards, nodes;
+    for (uint64_t b : g.segment_bytes()) absl::StrAppend(&shards, shards.empty() ? "" : " + ", Bytes(b));
+    for (int i = 0; i < g.bytes_per_node_size(); ++i) {
+      if (g.bytes_per_node(i) > 0) absl::StrAppend(&nodes, nodes.empty() ? "" : ", ", i, ": ", Bytes(g.bytes_per_node(i)));
+    }
+    images.Add({ShortId(g.id()), g.state() + (g.adopted() ? " (adopted)" : ""), Bytes(g.bytes()), shards, nodes.empty() ? "-" : "node " + nodes, absl::StrCat(g.leases()), g.model_dir()});
+  }
+  images.Print(out);
+  if (s.leases_size() > 0) {
+    out << "\nLeases\n";
+    Table leases({"name", "pid", "generation", "state", "pages", "last beat"});
+    for (const auto& l : s.leases()) {
+      leases.Add({l.name(), l.pid() == 0 ? "-" : absl::StrCat(l.pid()), ShortId(l.generation()), l.state(), absl::StrCat(l.rows()),
+                  absl::StrFormat("%.1f s ago", l.seconds_since_beat())});
+    }
+    leases.Print(out);
+  }
+  const v1::StoreStatus::Pool& p = s.pool();
+  if (p.pages_total() > 0) {
+    out << absl::StrFormat("\nKV pool: %d pages of 64 tokens, %s: %d in use, %d published and in use, %d cached, %d free\n", p.pages_total(), Bytes(p.bytes()),
+                           p.pages_open(), p.pages_sealed_referenced(), p.pages_sealed_cached(), p.pages_free());
+  }
+  for (const std::string& note : s.notes()) out << "note: " << note << "\n";
+}
+
+void PrintWork(const Node& node, std::ostream& out) {
+  out << "\nWork\n";
+  Table table({"worker", "running", "waiting", "tokens/s", "step p50", "step p99", "tokens", "prompt tokens", "private memory", "device"});
+  for (const auto& [name, w] : node.workers) {
+    if (!w.ok()) continue;
+    const bool decode = w->kind() == "decode";
+    table.Add({name, absl::StrCat(w->running(), "/", w->max_batch()), absl::StrCat(w->waiting()), decode ? absl::StrFormat("%.1f", w->tokens_per_second()) : "-",
+               decode ? absl::StrFormat("%.2f ms", w->step_ms_p50()) : "-", decode ? absl::StrFormat("%.2f ms", w->step_ms_p99()) : "-", absl::StrCat(w->tokens_total()),
+               absl::StrCat(w->prefill_tokens_total()), Bytes(w->resident_private_bytes()), w->device()});
+  }
+  table.Print(out);
+  for (const auto& [name, w] : node.workers) {
+    if (!w.ok()) continue;
+    for (const std::string& note : w->notes()) out << "note: " << name << ": " << note << "\n";
+  }
+}
+
+void PrintRouter(const v1::RouterStatus& r, std::ostream& out) {
+  out << absl::StrFormat("\nRequests: %d queued, %d in prefill, %d in decode; %d in all, %d failed, %d cancelled, %d resumed\n", r.queued(), r.prefilling(), r.decoding(),
+                         r.requests_total(), r.requests_failed(), r.requests_cancelled(), r.resumes_total());
+  out << absl::StrFormat("Tokens: %d prompt (%d cached), %d output, %.1f tokens/s\n", r.prompt_tokens_total(), r.cached_tokens_total(), r.completion_tokens_total(), r.tokens_per_second());
+  if (r.ttft().count() > 0) {
+    Table table({"latency", "p50", "p90", "p99", "count"});
+    const auto add = [&](const char* name, const v1::RouterStatus::Latency& l) {
+      table.Add({name, absl::StrFormat("%.1f ms", l.p50_ms()), absl::StrFormat("%.1f ms", l.p90_ms()), absl::StrFormat("%.1f ms", l.p99_ms()), absl::StrCat(l.count())});
+    };
+    add("TTFT (arrival to first token)", r.ttft());
+    add("TPOT (a token after the first)", r.tpot());
+    table.Print(out);
+  }
+  for (const auto& w : r.workers()) {
+    if (w.state() != "ready") out << "note: router sees " << w.name() << " " << w.state() << "\n";
+  }
+  if (r.listening_size() > 0) {
+    out << "Listening:";
+    for (const std::string& address : r.listening()) out << " " << address;
+    out << "\n";
+  }
+}
+
+void PrintJson(const Node& node) {
+  const auto json = [](const auto& status) -> std::string {
+    if (!status.ok()) return "null";
+    std::string text;
+    google::protobuf::util::JsonPrintOptions options;
+    options.always_print_primitive_fields = true;
+    options.preserve_proto_field_names = true;
+    if (!google::protobuf::util::MessageToJsonString(*status, &text, options).ok()) return "null";
+    return text;
+  };
+  std::cout << "{\"weightstore\":" << json(node.store) << ",\"router\":" << json(node.router) << ",\"workers\":{";
+  const char* comma = "";
+  for (const auto& [name, w] : node.workers) {
+    std::cout << comma << "\"" << name << "\":" << json(w);
+    comma = ",";
+  }
+  std::cout << "}}\n";
+}
+
+int Status(const std::string& config_path, bool as_json) {
+  const absl::StatusOr<NodeConfig> config = ReadNodeConfig(config_path);
+  if (!config.ok()) return Fail("status", absl::InvalidArgumentError(config.status().message()));
+  const Node node = Ask(*config);
+  if (as_json) {
+    PrintJson(node);
+  } else {
+    PrintProcesses(node, std::cout);
+    if (node.store.ok()) PrintStore(*node.store, std::cout);
+    PrintWork(node, std::cout);
+    if (node.router.ok()) PrintRouter(*node.router, std::cout);
+  }
+  bool all = node.store.ok() && node.router.ok() && node.router->ready();
+  for (const auto& [name, w] : node.workers) all = all && w.ok();
+  return all ? kExitOk : kExitFailure;
+}
+
+}  // namespace
+
+void AddStatus(CLI::App& app, int& exit_code) {
+  CLI::App* command = app.add_subcommand("status", "processes, weights, leases, KV pages, batch, tokens/s, TTFT and TPOT");
+  command->footer("Each process is asked itself. Exit code 0 when all of them answer and the node takes requests, else 1.\n\n  watch -n1 hearth status");
+  auto config = AddConfigOption(*command);
+  auto json = std::make_shared<bool>(false);
+  command->add_flag("--json", *json, "as one JSON object");
+  command->callback([=, &exit_code] { exit_code = Status(*config, *json); });
+}
+
+}  // namespace hearth
