@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <thread>
 #include <vector>
 
@@ -19,6 +20,7 @@ TEST(ThreadPool, EveryTaskRunsOnceWhateverTheThreads) {
       std::vector<std::atomic<int>> seen(17);
       pool.ParallelFor(true, tasks, [&](int64_t task, int worker) {
         EXPECT_LT(worker, threads);
+        std::this_thread::yield();  // long enough for the others to come in
         seen[static_cast<size_t>(task)].fetch_add(1);
       });
       for (int64_t i = 0; i < 17; ++i) ASSERT_EQ(seen[static_cast<size_t>(i)].load(), i < tasks ? 1 : 0);
@@ -33,6 +35,20 @@ TEST(ThreadPool, WhatTasksWroteIsSeenByTheCaller) {
     pool.ParallelFor(true, 64, [&](int64_t task, int) { plain[static_cast<size_t>(task)] += task; });
     ASSERT_EQ(plain[63], 63 * round);
     ASSERT_EQ(plain[1], round);
+  }
+}
+
+// A job that stays open until each thread has come: nobody sleeps through work for good.
+TEST(ThreadPool, EveryThreadJoinsAJobThatLastsLongEnough) {
+  ThreadPool pool({.num_threads = 4});
+  for (int round = 0; round < 100; ++round) {
+    std::atomic<int> inside{0};
+    const auto give_up = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+    pool.Run(true, [&](int) {
+      inside.fetch_add(1);
+      while (inside.load() < 4 && std::chrono::steady_clock::now() < give_up) std::this_thread::yield();
+    });
+    ASSERT_EQ(inside.load(), 4);
   }
 }
 
@@ -69,6 +85,7 @@ TEST(TaskBoard, TasksReleaseOthersUntilAllHaveRun) {
       pool.Run(true, [&](int) {
         for (int32_t task = board.Claim(pool.spins()); task >= 0; task = board.Claim(pool.spins())) {
           EXPECT_EQ(step[static_cast<size_t>(task / kLength)]++, task % kLength);
+          std::this_thread::yield();
           if (task % kLength + 1 < kLength) board.Publish(task + 1, 1);
         }
       });

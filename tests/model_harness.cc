@@ -1,0 +1,128 @@
+#include "tests/model_harness.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
+#include <filesystem>
+#include <map>
+
+#include "absl/strings/str_cat.h"
+#include "common/experts/cpu_expert_engine.h"
+#include "common/formats/model_config.h"
+#include "services/weightstore/image_builder.h"
+
+namespace hearth {
+namespace {
+
+// Images of this process; the directory goes with it.
+class Images {
+ public:
+  Images() : dir_(std::filesystem::temp_directory_path() / ("hearth_model_test." + std::to_string(getpid()))) {
+    std::filesystem::create_directories(dir_);
+  }
+  ~Images() {
+    images_.clear();
+    std::error_code ignored;
+    std::filesystem::remove_all(dir_, ignored);
+  }
+  absl::StatusOr<std::shared_ptr<const WeightImage>> Get(const std::string& model_dir, int num_shards) {
+    auto& image = images_[{model_dir, num_shards}];
+    if (image == nullptr) {
+      const RegionPlace place{.dir = dir_.string(), .node = "test"};
+      BuildOptions options;
+      options.model_dir = model_dir;
+      options.place = place;
+      options.num_shards = num_shards;
+      ASSIGN_OR_RETURN(const BuildResult built, BuildImage(options));
+      ASSIGN_OR_RETURN(image, WeightImage::Attach(place, built.generation));
+    }
+    return image;
+  }
+
+ private:
+  const std::filesystem::path dir_;
+  std::map<std::pair<std::string, int>, std::shared_ptr<const WeightImage>> images_;
+};
+
+std::string FromEnvironment(const char* name, const std::string& otherwise) {
+  const char* value = std::getenv(name);
+  return value != nullptr && *value != '\0' ? value : otherwise;
+}
+
+}  // namespace
+
+std::string SourceDir() { return FromEnvironment("HEARTH_SOURCE_DIR", "."); }
+std::string SharedDir() { return FromEnvironment("HEARTH_SHARED_DIR", SourceDir() + "/../shared"); }
+
+absl::StatusOr<std::shared_ptr<const WeightImage>> ImageOf(const std::string& model_dir, int num_shards) {
+  static Images images;
+  return images.Get(model_dir, num_shards);
+}
+
+absl::StatusOr<std::unique_ptr<ModelHarness>> ModelHarness::Make(const std::string& model_dir, const Options& options) {
+  auto harness = std::unique_ptr<ModelHarness>(new ModelHarness);
+  ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(model_dir));
+  ASSIGN_OR_RETURN(harness->image_, ImageOf(model_dir, options.num_shards));
+  ASSIGN_OR_RETURN(harness->device_, MakeHostDevice(options.device));
+  ASSIGN_OR_RETURN(harness->model_, Model::Bind(config, harness->image_, *harness->device_));
+  KvGeometry geometry = harness->model_->kv_geometry();
+  geometry.num_pages = static_cast<uint64_t>(options.num_pages);
+  harness->kv_ = KvPool::InMemory(geometry);
+  harness->stream_ = harness->device_->MakeStream("test");
+  ASSIGN_OR_RETURN(harness->workspace_, harness->model_->MakeWorkspace(options.max_rows, options.max_rows));
+  return harness;
+}
+
+TestStream ModelHarness::NewStream(int64_t tokens) {
+  TestStream stream;
+  for (int64_t i = 0; i * kPageTokens < tokens; ++i) stream.pages.push_back(next_page_++);
+  return stream;
+}
+
+void ModelHarness::Reset() {
+  next_page_ = 0;
+  std::memset(kv_->pages(), 0, kv_->geometry().num_pages * kv_->geometry().page_bytes());
+}
+
+absl::StatusOr<std::vector<float>> ModelHarness::Step(Form form, const std::vector<Part>& parts, bool all_logits, const ForwardHooks* hooks) {
+  ForwardBatch batch;
+  batch.form = form;
+  for (const Part& part : parts) {
+    batch.sequences.push_back({.first_row = static_cast<int64_t>(batch.token_ids.size()),
+                               .num_rows = static_cast<int64_t>(part.ids.size()),
+                               .start_position = part.stream->length,
+                               .pages = part.stream->pages.data()});
+    batch.token_ids.insert(batch.token_ids.end(), part.ids.begin(), part.ids.end());
+    batch.logit_rows.push_back(static_cast<int32_t>(batch.token_ids.size()) - 1);
+    part.stream->length += static_cast<int64_t>(part.ids.size());
+  }
+  if (all_logits) {
+    batch.logit_rows.resize(batch.token_ids.size());
+    for (size_t i = 0; i < batch.logit_rows.size(); ++i) batch.logit_rows[i] = static_cast<int32_t>(i);
+  }
+  std::vector<float> logits(batch.logit_rows.size() * static_cast<size_t>(vocab()));
+  RETURN_IF_ERROR(model_->Forward(*stream_, *workspace_, *kv_, batch, logits.data(), hooks));
+  return logits;
+}
+
+absl::StatusOr<std::vector<float>> ModelHarness::Feed(Form form, TestStream& stream, const std::vector<int32_t>& ids, int64_t chunk, bool all_logits,
+                                                      const ForwardHooks* hooks) {
+  std::vector<float> all;
+  for (size_t begin = 0; begin < ids.size(); begin += static_cast<size_t>(chunk)) {
+    const size_t end = std::min(ids.size(), begin + static_cast<size_t>(chunk));
+    const std::vector<int32_t> part(ids.begin() + static_cast<int64_t>(begin), ids.begin() + static_cast<int64_t>(end));
+    ASSIGN_OR_RETURN(std::vector<float> logits, Step(form, {{&stream, part}}, all_logits, hooks));
+    if (all_logits) {
+      all.insert(all.end(), logits.begin(), logits.end());
+    } else {
+      all = std::move(logits);
+    }
+  }
+  return all;
+}
+
+int32_t Argmax(const float* logits, int64_t n) { return static_cast<int32_t>(std::max_element(logits, logits + n) - logits); }
+
+}  // namespace hearth

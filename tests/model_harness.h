@@ -1,0 +1,72 @@
+// A model on the host device as tests need it: checkpoint -> image -> bound model, and streams to push through it in either form.
+// Room: tests. Threads: the test's own.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/device/host/host_device.h"
+#include "common/model/forward.h"
+
+namespace hearth {
+
+// Environment of a test run: the source tree, and where outside oracles lie (may not exist).
+std::string SourceDir();
+std::string SharedDir();
+
+// The published image of a checkpoint, built once per test process and shard count, its files removed at exit.
+absl::StatusOr<std::shared_ptr<const WeightImage>> ImageOf(const std::string& model_dir, int num_shards);
+
+// A token stream's place in the KV pool.
+struct TestStream {
+  std::vector<int32_t> pages;
+  int64_t length = 0;
+};
+
+class ModelHarness {
+ public:
+  struct Options {
+    HostDeviceOptions device;
+    int num_shards = 1;
+    int64_t max_rows = 128;
+    int64_t num_pages = 64;
+  };
+  static absl::StatusOr<std::unique_ptr<ModelHarness>> Make(const std::string& model_dir, const Options& options);
+
+  const Model& model() const { return *model_; }
+  const WeightImage& image() const { return *image_; }
+  KvPool& kv() { return *kv_; }
+  int64_t vocab() const { return model_->config().vocab_size; }
+
+  // A stream with places for `tokens` tokens; pages are taken from the pool in order and come back with Reset.
+  TestStream NewStream(int64_t tokens);
+  // Gives all pages back, zeroed.
+  void Reset();
+
+  struct Part {
+    TestStream* stream;
+    std::vector<int32_t> ids;
+  };
+  // One Forward: appends each part's ids to its stream. Logits [rows, vocab] of every row, or of each part's last row.
+  absl::StatusOr<std::vector<float>> Step(Form form, const std::vector<Part>& parts, bool all_logits, const ForwardHooks* hooks = nullptr);
+  // The ids through as many steps of at most `chunk` rows as they need; logits of all rows if wanted, else of the last one.
+  absl::StatusOr<std::vector<float>> Feed(Form form, TestStream& stream, const std::vector<int32_t>& ids, int64_t chunk, bool all_logits,
+                                          const ForwardHooks* hooks = nullptr);
+
+ private:
+  ModelHarness() = default;
+  std::unique_ptr<HostDevice> device_;
+  std::shared_ptr<const WeightImage> image_;
+  std::unique_ptr<Model> model_;
+  std::shared_ptr<KvPool> kv_;
+  std::unique_ptr<Stream> stream_;
+  std::unique_ptr<Model::Workspace> workspace_;
+  int32_t next_page_ = 0;
+};
+
+int32_t Argmax(const float* logits, int64_t n);
+
+}  // namespace hearth
