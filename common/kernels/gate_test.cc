@@ -30,7 +30,8 @@ Choice Select(const GateParams& p, const std::vector<float>& logits, const std::
   choice.ids.resize(static_cast<size_t>(p.top_k), -7);
   choice.weights.resize(static_cast<size_t>(p.top_k));
   std::vector<float> scratch(static_cast<size_t>(2 * p.num_experts + p.num_groups));
-  GateSelect(p, logits.data(), bias.empty() ? nullptr : bias.data(), choice.ids.data(), choice.weights.data(), scratch.data());
+  GateSelect(p, logits.data(), bias.empty() ? nullptr : bias.data(), choice.ids.data(), choice.weights.data(),
+             scratch.data());
   return choice;
 }
 
@@ -44,7 +45,8 @@ std::vector<size_t> Largest(const std::vector<double>& values, size_t k) {
   return order;
 }
 
-// Logits and biases are multiples of 1/8, so that ties are common; sums of two scores are compared as the gate does, in F32.
+// Logits and biases are multiples of 1/8, so that ties are common; sums of two scores are compared as the gate does, in
+// F32.
 Choice Reference(const GateParams& p, const std::vector<float>& logits, const std::vector<float>& bias) {
   const size_t n = logits.size();
   std::vector<float> score(n);
@@ -87,12 +89,18 @@ TEST(GateSelectTest, AgreesWithTheReference) {
   std::mt19937 rng(7);
   std::uniform_int_distribution<int> eighths(-24, 24);
   const GateParams kinds[] = {
-      {.num_experts = 256, .top_k = 8, .num_groups = 8, .top_groups = 4, .scaling = 2.5f},                        // DeepSeek-V3
-      {.num_experts = 384, .top_k = 8, .scaling = 2.827f},                                                        // Kimi-K2
-      {.num_experts = 64, .top_k = 6, .sigmoid = false, .normalize = false},                                      // DeepSeek-V2-Lite
-      {.num_experts = 160, .top_k = 6, .sigmoid = false, .num_groups = 8, .top_groups = 3, .group_score_top2 = false,
-       .normalize = false, .scaling = 16.0f},                                                                     // DeepSeek-V2
-      {.num_experts = 128, .top_k = 8, .sigmoid = false},                                                         // Qwen3
+      {.num_experts = 256, .top_k = 8, .num_groups = 8, .top_groups = 4, .scaling = 2.5f},  // DeepSeek-V3
+      {.num_experts = 384, .top_k = 8, .scaling = 2.827f},                                  // Kimi-K2
+      {.num_experts = 64, .top_k = 6, .sigmoid = false, .normalize = false},                // DeepSeek-V2-Lite
+      {.num_experts = 160,
+       .top_k = 6,
+       .sigmoid = false,
+       .num_groups = 8,
+       .top_groups = 3,
+       .group_score_top2 = false,
+       .normalize = false,
+       .scaling = 16.0f},                                  // DeepSeek-V2
+      {.num_experts = 128, .top_k = 8, .sigmoid = false},  // Qwen3
       {.num_experts = 6, .top_k = 2, .num_groups = 3, .top_groups = 1},
       {.num_experts = 4, .top_k = 4, .num_groups = 4, .top_groups = 4},  // groups of one
       {.num_experts = 1, .top_k = 1},
@@ -106,7 +114,8 @@ TEST(GateSelectTest, AgreesWithTheReference) {
       const Choice want = Reference(p, logits, bias);
       const Choice got = Select(p, logits, bias);
       ASSERT_EQ(got.ids, want.ids) << p.num_experts << " experts, round " << round;
-      for (size_t i = 0; i < got.weights.size(); ++i) ASSERT_NEAR(got.weights[i], want.weights[i], 1e-6 * want.weights[i]);
+      for (size_t i = 0; i < got.weights.size(); ++i)
+        ASSERT_NEAR(got.weights[i], want.weights[i], 1e-6 * want.weights[i]);
     }
   }
 }
@@ -125,7 +134,8 @@ TEST(GateSelectTest, BiasChoosesButDoesNotWeigh) {
 }
 
 TEST(GateSelectTest, WithoutNormalizationTheScalingHoldsToo) {
-  const Choice choice = Select({.num_experts = 2, .top_k = 1, .sigmoid = false, .normalize = false, .scaling = 16}, {0, 0});
+  const Choice choice =
+      Select({.num_experts = 2, .top_k = 1, .sigmoid = false, .normalize = false, .scaling = 16}, {0, 0});
   EXPECT_THAT(choice.ids, ElementsAre(0));
   EXPECT_THAT(choice.weights, ElementsAre(8.0f));
 }

@@ -1,13 +1,16 @@
 // The host's compute kernels: pure functions over views, one table of them per instruction-set path.
 // Room: common/kernels. May touch: common/base. Not: threads, shared memory, gRPC, logging, allocation.
 //
-// Order of sums (DESIGN section 7): a row's sum has one order, fixed by K and the ISA path alone. Never by M, by the row
-// range a call was given, or by what else is in the batch. So splitting rows over threads, or tokens over calls, leaves every
-// output bit equal. Each path may have its own order; the scalar path is the reference that the others are tested against.
+// Order of sums (DESIGN section 7): a row's sum has one order, fixed by K and the ISA path alone. Never by M, by the
+// row range a call was given, or by what else is in the batch. So splitting rows over threads, or tokens over calls,
+// leaves every output bit equal. Each path may have its own order; the scalar path is the reference that the others are
+// tested against.
 //
-// Inputs of matrix products are BF16, sums are F32. Weights are read in the checkpoint's own precision and converted exactly:
-// FP8 E4M3 subnormals count (VDPBF16PS flushes BF16 denormals, so a path that uses it must not produce them from FP8 codes:
-// every E4M3 value, the least being 2^-9, is a normal BF16 number).
+// Inputs of matrix products are BF16, sums are F32. Weights are read in the checkpoint's own precision and converted
+// exactly: FP8 E4M3 subnormals count (VDPBF16PS flushes BF16 denormals, so a path that uses it must not produce them
+// from FP8 codes: every E4M3 value, the least being 2^-9, is a normal BF16 number). What that path does flush are
+// activations, KV and BF16 weights below 2^-126 in magnitude, and sums below it; the other paths count them. Weights
+// hold no NaN code (refused at load): what a path makes of one is not defined.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +24,10 @@
 namespace hearth {
 
 // A matrix [rows, cols], row-major, in the checkpoint's precision.
-// FP8 carries one F32 scale per 128x128 block: scale of element (r, c) = scales[((scale_row0 + r) / 128) * scale_stride + c / 128].
-// A view of some rows of a bigger tensor keeps the tensor's block grid through `scale_row0` (heads of kv_b_proj begin inside blocks).
+// FP8 carries one F32 scale per 128x128 block, for element (r, c):
+//   scales[((scale_row0 + r) / 128) * scale_stride + c / 128]
+// A view of some rows of a bigger tensor keeps the tensor's block grid through `scale_row0` (heads of kv_b_proj begin
+// inside blocks).
 struct WeightView {
   const void* data = nullptr;
   DType dtype = DType::kInvalid;
@@ -63,11 +68,13 @@ struct KernelTable {
   // y[m, r] = sum_c x[m, c] * w[r, c]  for r in [row_begin, row_end), all m in [0, m_count).
   //   x [m_count, cols] bf16, rows `ldx` elements apart; y [m_count, rows] f32, rows `ldy` elements apart.
   //   w: F8E4M3 with scales, BF16, F16 or F32; any rows, any cols (no multiple of anything), any alignment.
-  // FP8: each 128-column block is summed first, then the sum is multiplied by the block's scale and added to the row's total.
-  void (*linear)(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin,
-                 int64_t row_end);
+  // FP8: each 128-column block is summed first, then the sum is multiplied by the block's scale and added to the row's
+  // total.
+  void (*linear)(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy,
+                 int64_t row_begin, int64_t row_end);
 
-  // The absorbed query (DeepSeek-V2 section 2.1.2): y[c] = sum_r x[r] * w[r, c] for c in [col_begin, col_end), r ascending.
+  // The absorbed query (DeepSeek-V2 section 2.1.2): y[c] = sum_r x[r] * w[r, c] for c in [col_begin, col_end), r
+  // ascending.
   //   x [rows] bf16; y [cols] f32. FP8: the scale of (r, c)'s block multiplies the weight before the product.
   void (*linear_transposed)(const WeightView& w, const bf16* x, float* y, int64_t col_begin, int64_t col_end);
 
@@ -80,20 +87,21 @@ struct KernelTable {
   // Absorbed MLA over a run of consecutive positions of one page, for `heads` query heads that share the cached latent:
   //   score[h, j] = scale * (q_latent[h] . kv[j, 0:rank] + q_rope[h] . kv[j, rank:rank+rope]);  running softmax;
   //   acc[h] += exp(score - max) * kv[j, 0:rank].
-  //   q_latent [heads, rank] bf16; q_rope [heads, rope] bf16; kv [count, rank + rope] bf16, rows contiguous; count <= 64
-  //   state [heads]; acc [heads, rank] f32 (caller zeroes it at the start); scratch [heads * 64] f32
-  // The walk is per call: the max is taken over the run, the old state rescaled once, then positions are added in order. Callers
-  // always pass whole pages (the last one cut at the query's position), so the order depends on the position alone.
-  void (*mla_absorbed)(const bf16* q_latent, const bf16* q_rope, const bf16* kv, int64_t count, int64_t heads, int64_t rank,
-                       int64_t rope, float scale, SoftmaxState* state, float* acc, float* scratch);
+  //   q_latent [heads, rank] bf16; q_rope [heads, rope] bf16; kv [count, rank + rope] bf16, rows contiguous
+  //   count <= 64; state [heads]; acc [heads, rank] f32 (caller zeroes it at the start); scratch [heads * 64] f32
+  // The walk is per call: the max is taken over the run, the old state rescaled once, then positions are added in
+  // order. Callers always pass whole pages (the last one cut at the query's position), so the order depends on the
+  // position alone.
+  void (*mla_absorbed)(const bf16* q_latent, const bf16* q_rope, const bf16* kv, int64_t count, int64_t heads,
+                       int64_t rank, int64_t rope, float scale, SoftmaxState* state, float* acc, float* scratch);
 
   // Expanded attention of one query head over a run of at most 64 consecutive positions, same walk:
   //   score[j] = scale * (q[0:nope] . k[j] + q[nope:nope+rope] . k_rope[j]);  acc += exp(score - max) * v[j].
   //   q [nope + rope] bf16; k [count, nope] bf16, rows ldk apart; k_rope [count, rope] bf16, rows ld_rope apart;
   //   v [count, v_dim] bf16, rows ldv apart; acc [v_dim] f32; scratch [64] f32
-  void (*attention_expanded)(const bf16* q, const bf16* k, int64_t ldk, const bf16* k_rope, int64_t ld_rope, const bf16* v,
-                             int64_t ldv, int64_t count, int64_t nope, int64_t rope, int64_t v_dim, float scale,
-                             SoftmaxState* state, float* acc, float* scratch);
+  void (*attention_expanded)(const bf16* q, const bf16* k, int64_t ldk, const bf16* k_rope, int64_t ld_rope,
+                             const bf16* v, int64_t ldv, int64_t count, int64_t nope, int64_t rope, int64_t v_dim,
+                             float scale, SoftmaxState* state, float* acc, float* scratch);
 };
 
 // The paths in ascending order of preference.
@@ -107,7 +115,8 @@ const KernelTable& Kernels(Isa isa);
 
 // Path-independent pieces: tiny, in F32, the same bits everywhere.
 
-// Rotary embedding of interleaved pairs (2i, 2i+1), in place: x[2i], x[2i+1] rotated by cos[i], sin[i].   x [2*half] f32
+// Rotary embedding of interleaved pairs (2i, 2i+1), in place: x[2i], x[2i+1] rotated by cos[i], sin[i].
+//   x [2 * half] f32
 void RopeInterleaved(float* x, const float* cos, const float* sin, int64_t half);
 
 // acc[i] * (1 / sum) -> bf16
@@ -115,18 +124,21 @@ void FinishSoftmax(const SoftmaxState& state, const float* acc, bf16* out, int64
 
 struct GateParams {
   int64_t num_experts = 0;
-  int64_t top_k = 0;
-  bool sigmoid = true;            // else softmax over all experts
-  int64_t num_groups = 1;         // n_group; 1 = no groups
-  int64_t top_groups = 1;         // topk_group
-  bool group_score_top2 = true;   // noaux_tc: a group's score is the sum of its two best; false (group_limited_greedy): its best
-  bool normalize = true;          // norm_topk_prob; the sum gets + 1e-20
-  float scaling = 1.0f;           // routed_scaling_factor
+  int64_t top_k = 0;       // at most num_experts
+  bool sigmoid = true;     // else softmax over all experts
+  int64_t num_groups = 1;  // n_group; 1 = no groups; divides num_experts
+  int64_t top_groups = 1;  // topk_group
+  // A group's score. noaux_tc: the sum of its two best; false (group_limited_greedy): its best.
+  bool group_score_top2 = true;
+  bool normalize = true;  // norm_topk_prob; the sum gets + 1e-20
+  float scaling = 1.0f;   // routed_scaling_factor
 };
 // The MoE gate's choice for one token (DeepSeek-V3 section 2.1.2, eq. 15-16; V2 section 2.1.1).
 //   logits [num_experts] f32; bias [num_experts] f32 or null: added for the choice only, never to the weight
 //   ids [top_k] i32, out, ascending by id; weights [top_k] f32, out, in the order of ids. Ties go to the lower id.
-//   scratch [2 * num_experts + num_groups] f32
-void GateSelect(const GateParams& params, const float* logits, const float* bias, int32_t* ids, float* weights, float* scratch);
+//   A NaN score loses against every number; if it is chosen all the same, its weight is NaN and the ids are still
+//   valid. scratch [2 * num_experts + num_groups] f32
+void GateSelect(const GateParams& params, const float* logits, const float* bias, int32_t* ids, float* weights,
+                float* scratch);
 
 }  // namespace hearth

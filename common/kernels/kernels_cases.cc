@@ -31,7 +31,8 @@ GuardedBytes::~GuardedBytes() {
 GuardedBytes::GuardedBytes(GuardedBytes&& other) noexcept
     : map_(std::exchange(other.map_, nullptr)), map_bytes_(other.map_bytes_), data_(other.data_) {}
 
-MatrixCase::MatrixCase(std::mt19937& rng, DType dtype, int64_t rows, int64_t cols, int64_t row_stride, int64_t scale_row0)
+MatrixCase::MatrixCase(std::mt19937& rng, DType dtype, int64_t rows, int64_t cols, int64_t row_stride,
+                       int64_t scale_row0)
     // The last row ends at its last column, not at its stride.
     : data_(rows > 0 ? static_cast<size_t>((rows - 1) * row_stride + cols) * DTypeBytes(dtype) : 0) {
   view_ = {.data = data_.data(),

@@ -1,5 +1,5 @@
-// The scalar path: plain loops in F32, the reference that the SIMD paths are tested against and the way on any x86-64 CPU.
-// Room: common/kernels. Threads: any; no state.
+// The scalar path: plain loops in F32, the reference that the SIMD paths are tested against and the way on any x86-64
+// CPU. Room: common/kernels. Threads: any; no state.
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -55,11 +55,16 @@ const float* RowScales(const WeightView& w, int64_t row) {
 template <class F>
 void ForDType(DType dtype, F f) {
   switch (dtype) {
-    case DType::kF8E4M3: return f.template operator()<DType::kF8E4M3>();
-    case DType::kBF16: return f.template operator()<DType::kBF16>();
-    case DType::kF16: return f.template operator()<DType::kF16>();
-    case DType::kF32: return f.template operator()<DType::kF32>();
-    case DType::kInvalid: return;
+    case DType::kF8E4M3:
+      return f.template operator()<DType::kF8E4M3>();
+    case DType::kBF16:
+      return f.template operator()<DType::kBF16>();
+    case DType::kF16:
+      return f.template operator()<DType::kF16>();
+    case DType::kF32:
+      return f.template operator()<DType::kF32>();
+    case DType::kInvalid:
+      return;
   }
 }
 

@@ -69,7 +69,8 @@ void AdvanceSoftmax(float* scores, int64_t count, SoftmaxState* state, float* ac
   }
   if (max > state->max) {
     const float factor = ExpOne<V>(state->max - max);
-    for (int64_t i = 0; i < n; i += V::kLanes) V::StoreN(acc + i, V::Mul(V::LoadN(acc + i, n - i), V::Set(factor)), n - i);
+    for (int64_t i = 0; i < n; i += V::kLanes)
+      V::StoreN(acc + i, V::Mul(V::LoadN(acc + i, n - i), V::Set(factor)), n - i);
     state->sum *= factor;
     state->max = max;
   }
@@ -79,7 +80,8 @@ void AdvanceSoftmax(float* scores, int64_t count, SoftmaxState* state, float* ac
   for (int64_t j = 0; j < count; ++j) state->sum += scores[j];
 }
 
-// acc[h, c..] += sum_j p[h, j] v[j, c..] for H heads and C vectors of columns, j ascending; kTail: one vector of n columns.
+// acc[h, c..] += sum_j p[h, j] v[j, c..] for H heads and C vectors of columns, j ascending; kTail: one vector of n
+// columns.
 template <class V, int H, int C, bool kTail>
 HEARTH_INLINE void AddValuesTile(const float* p, const bf16* v, int64_t ldv, int64_t count, float* acc, int64_t ldacc,
                                  int64_t n) {
@@ -133,7 +135,8 @@ template <class V, int H, int C>
 __attribute__((noinline)) void AddValuesRow(const float* p, const bf16* v, int64_t ldv, int64_t count, float* acc,
                                             int64_t ldacc, int64_t n) {
   int64_t c = 0;
-  for (; c + C * V::kLanes <= n; c += C * V::kLanes) AddValuesTile<V, H, C, false>(p, v + c, ldv, count, acc + c, ldacc, 0);
+  for (; c + C * V::kLanes <= n; c += C * V::kLanes)
+    AddValuesTile<V, H, C, false>(p, v + c, ldv, count, acc + c, ldacc, 0);
   for (; c < n; c += V::kLanes) AddValuesTile<V, H, 1, true>(p, v + c, ldv, count, acc + c, ldacc, n - c);
 }
 

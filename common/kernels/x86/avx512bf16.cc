@@ -1,5 +1,6 @@
-// The path for CPUs with AVX-512 F, BW, VL, DQ, VBMI and BF16: FP8 and BF16 weights by VDPBF16PS, the rest as in avx512.cc.
-// Room: common/kernels. Compiled with its own flags (CMakeLists.txt); isa_local.h has the rules of this folder.
+// The path for CPUs with AVX-512 F, BW, VL, DQ, VBMI and BF16: FP8 and BF16 weights by VDPBF16PS, the rest as in
+// avx512.cc. Room: common/kernels. Compiled with its own flags (CMakeLists.txt); isa_local.h has the rules of this
+// folder.
 #include "common/kernels/x86/bf16_dots.h"
 #include "common/kernels/x86/f32_dots.h"
 #include "common/kernels/x86/make_table.h"

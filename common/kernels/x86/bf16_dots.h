@@ -1,8 +1,8 @@
 // FP8 and BF16 weights times BF16 activations by VDPBF16PS: the dot policies (see f32_dots.h) of the avx512bf16 path.
 //
-// VDPBF16PS takes subnormal BF16 inputs as zero and flushes subnormal sums, whatever MXCSR says. No E4M3 value is a subnormal
-// BF16 number, so FP8 weights are exact; activations and BF16 weights below 2^-126 in magnitude count as zero on this path.
-// Included by avx512bf16.cc only; see isa_local.h.
+// VDPBF16PS takes subnormal BF16 inputs as zero and flushes subnormal sums, whatever MXCSR says. No E4M3 value is a
+// subnormal BF16 number, so FP8 weights are exact; activations and BF16 weights below 2^-126 in magnitude count as zero
+// on this path. Included by avx512bf16.cc only; see isa_local.h.
 #pragma once
 
 #include <immintrin.h>
@@ -47,8 +47,8 @@ struct F8InBf16 {
   static constexpr int kElementBytes = 1;
   static constexpr int kStep = 64;
 
-  // Byte interleaving works within 128-bit lanes, so `a` holds elements 0-7, 16-23, 32-39, 48-55 of 64 and `b` the others;
-  // the activations follow by moving whole lanes.
+  // Byte interleaving works within 128-bit lanes, so `a` holds elements 0-7, 16-23, 32-39, 48-55 of 64 and `b` the
+  // others; the activations follow by moving whole lanes.
   struct W {
     __m512bh a, b;
   };

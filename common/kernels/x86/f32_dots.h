@@ -1,8 +1,8 @@
 // How weights of each precision meet BF16 activations in F32 FMAs: the dot policies of linear.h for paths without BF16
-// products. A policy says how one step of a row is loaded, how the tail is, and how it adds to an accumulator. Where it is
-// cheaper, weights and activations are both split into even and odd elements; which lane an element goes to depends on its
-// column alone. `kFactor` is what the policy owes to the block's scale.
-// Included by the files of this folder only; see isa_local.h.
+// products. A policy says how one step of a row is loaded, how the tail is, and how it adds to an accumulator. Where it
+// is cheaper, weights and activations are both split into even and odd elements; which lane an element goes to depends
+// on its column alone. `kFactor` is what the policy owes to the block's scale. Included by the files of this folder
+// only; see isa_local.h.
 #pragma once
 
 #include "common/kernels/kernels.h"
@@ -11,8 +11,8 @@
 namespace hearth {
 namespace {
 
-// The weights are 2^-8 times their value (Vec512::EvenF8), the block's scale makes it good: exact, unless a product is below
-// 2^-118 in magnitude.
+// The weights are 2^-8 times their value (Vec512::EvenF8), the block's scale makes it good: exact, unless a product is
+// below 2^-118 in magnitude.
 template <class V>
 struct F8InF32 {
   using Acc = typename V::F;

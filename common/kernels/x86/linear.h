@@ -1,9 +1,9 @@
-// The row-dot skeleton: R rows times T tokens over K, for any dot policy (f32_dots.h, bf16_dots.h), and `linear` on top.
+// The row-dot skeleton: R rows times T tokens over K, for any dot policy (f32_dots.h, bf16_dots.h), and `linear`
+// on top.
 //
-// Every (row, token) has accumulators of its own, filled in the same order whatever R, T and the tile's place are: that is
-// the whole of the order-of-sums rule. FP8: the lanes of a 128-column block are summed, scaled, and added to the row's total
-// lanes; lanes are added up once per row.
-// Included by the files of this folder only; see isa_local.h.
+// Every (row, token) has accumulators of its own, filled in the same order whatever R, T and the tile's place are: that
+// is the whole of the order-of-sums rule. FP8: the lanes of a 128-column block are summed, scaled, and added to the
+// row's total lanes; lanes are added up once per row. Included by the files of this folder only; see isa_local.h.
 #pragma once
 
 #include <immintrin.h>
@@ -14,10 +14,10 @@
 namespace hearth {
 namespace {
 
-// What a tile fetches for the next group of rows while it computes: row r of that group lies ahead[r] bytes after this tile's
-// row r; 0 fetches what is being read anyway, which costs less than a branch.
-// A tile is some short streams, on which hardware prefetchers hardly get going: without this, FP8 out of DRAM stops at two
-// thirds of what a plain read reaches. The tiles of tokens that share a group of rows share the fetching.
+// What a tile fetches for the next group of rows while it computes: row r of that group lies ahead[r] bytes after this
+// tile's row r; 0 fetches what is being read anyway, which costs less than a branch. A tile is some short streams, on
+// which hardware prefetchers hardly get going: without this, FP8 out of DRAM stops at two thirds of what a plain read
+// reaches. The tiles of tokens that share a group of rows share the fetching.
 template <int R>
 struct RowPrefetch {
   int64_t ahead[R] = {};
@@ -72,8 +72,8 @@ HEARTH_INLINE void ZeroTile(typename D::Acc (&acc)[R][T]) {
 
 // y[t, r] for rows [row, row + R) and tokens [0, T) of x and y.
 template <class V, class D, int R, int T>
-__attribute__((noinline)) void LinearTile(const WeightView& w, int64_t row, const bf16* x, int64_t ldx, float* y, int64_t ldy,
-                                          const RowPrefetch<R>& prefetch) {
+__attribute__((noinline)) void LinearTile(const WeightView& w, int64_t row, const bf16* x, int64_t ldx, float* y,
+                                          int64_t ldy, const RowPrefetch<R>& prefetch) {
   const int64_t stride = w.row_stride * D::kElementBytes;
   const uint8_t* data = static_cast<const uint8_t*>(w.data) + row * stride;
   typename D::Acc acc[R][T];
@@ -125,8 +125,8 @@ __attribute__((noinline)) void LinearTile(const WeightView& w, int64_t row, cons
   }
 }
 
-// R rows times all tokens in tiles of kTokens, 2 and 1; the weights come from memory for the first tile and from L1 for the
-// others. `ahead`: where the next group of rows lies, 0 if there is none.
+// R rows times all tokens in tiles of kTokens, 2 and 1; the weights come from memory for the first tile and from L1 for
+// the others. `ahead`: where the next group of rows lies, 0 if there is none.
 template <class V, class D, int R, int kTokens>
 HEARTH_INLINE void LinearRows(const WeightView& w, int64_t row, const bf16* x, int64_t ldx, int64_t m_count, float* y,
                               int64_t ldy, int64_t ahead) {
@@ -154,8 +154,8 @@ HEARTH_INLINE void LinearRows(const WeightView& w, int64_t row, const bf16* x, i
 
 // Path: kRowsOne rows at a time for a single token, else kRows x kTokens.
 template <class Path, class D>
-void LinearOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin,
-              int64_t row_end) {
+void LinearOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy,
+              int64_t row_begin, int64_t row_end) {
   using V = typename Path::V;
   // Tokens that are multiplied before the weights are read again: their activations should stay in L2.
   constexpr int64_t kPanelBytes = 256 << 10;
@@ -186,11 +186,16 @@ template <class Path>
 void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin,
             int64_t row_end) {
   switch (w.dtype) {
-    case DType::kF8E4M3: return LinearOf<Path, typename Path::F8>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kBF16: return LinearOf<Path, typename Path::Bf16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kF16: return LinearOf<Path, typename Path::F16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kF32: return LinearOf<Path, typename Path::F32>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kInvalid: return;
+    case DType::kF8E4M3:
+      return LinearOf<Path, typename Path::F8>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kBF16:
+      return LinearOf<Path, typename Path::Bf16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kF16:
+      return LinearOf<Path, typename Path::F16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kF32:
+      return LinearOf<Path, typename Path::F32>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kInvalid:
+      return;
   }
 }
 

@@ -42,7 +42,9 @@ struct Vec256 {
   static HEARTH_INLINE float Lane0(F x) { return _mm256_cvtss_f32(x); }
 
   static HEARTH_INLINE F Load(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
-  static HEARTH_INLINE F LoadN(const void* p, int64_t n) { return _mm256_maskload_ps(static_cast<const float*>(p), First8(n)); }
+  static HEARTH_INLINE F LoadN(const void* p, int64_t n) {
+    return _mm256_maskload_ps(static_cast<const float*>(p), First8(n));
+  }
   static HEARTH_INLINE void Store(float* p, F x) { _mm256_storeu_ps(p, x); }
   static HEARTH_INLINE void StoreN(float* p, F x, int64_t n) { _mm256_maskstore_ps(p, First8(n), x); }
 
@@ -60,8 +62,12 @@ struct Vec256 {
   }
   static HEARTH_INLINE F LoadBf16(const void* p) { return WidenBf16(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
   static HEARTH_INLINE F LoadBf16N(const void* p, int64_t n) { return WidenBf16(Low(LoadBytesN(p, Clamp(n) * 2))); }
-  static HEARTH_INLINE F LoadF16(const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
-  static HEARTH_INLINE F LoadF16N(const void* p, int64_t n) { return _mm256_cvtph_ps(Low(LoadBytesN(p, Clamp(n) * 2))); }
+  static HEARTH_INLINE F LoadF16(const void* p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
+  }
+  static HEARTH_INLINE F LoadF16N(const void* p, int64_t n) {
+    return _mm256_cvtph_ps(Low(LoadBytesN(p, Clamp(n) * 2)));
+  }
 
   static HEARTH_INLINE I EvenF8(I codes) { return OddF8(_mm256_slli_epi16(codes, 8)); }
   static HEARTH_INLINE I OddF8(I codes) {

@@ -28,14 +28,15 @@ struct Vec512 {
   static HEARTH_INLINE F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static HEARTH_INLINE F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
   static HEARTH_INLINE F Div(F a, F b) { return _mm512_div_ps(a, b); }
-  static HEARTH_INLINE F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }   // a * b + c
+  static HEARTH_INLINE F Fma(F a, F b, F c) { return _mm512_fmadd_ps(a, b, c); }    // a * b + c
   static HEARTH_INLINE F Fnma(F a, F b, F c) { return _mm512_fnmadd_ps(a, b, c); }  // c - a * b
   // The second operand if either is NaN.
   static HEARTH_INLINE F Max(F a, F b) { return _mm512_max_ps(a, b); }
   static HEARTH_INLINE F Min(F a, F b) { return _mm512_min_ps(a, b); }
   static HEARTH_INLINE F Round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
-  // p * 2^n for integral n in [-252, 252], in two steps so that results beyond the normal range round or overflow rightly.
+  // p * 2^n for integral n in [-252, 252], in two steps so that results beyond the normal range round or overflow
+  // rightly.
   static HEARTH_INLINE F TimesPow2(F p, F n) {
     const I exponent = _mm512_cvtps_epi32(n);
     const I half = _mm512_srai_epi32(exponent, 1);
@@ -51,7 +52,8 @@ struct Vec512 {
   }
   static HEARTH_INLINE float Lane0(F x) { return _mm512_cvtss_f32(x); }
 
-  // Loads take any alignment. Those that end in N take the first n lanes (any n: clamped to what there is), the rest is zero.
+  // Loads take any alignment. Those that end in N take the first n lanes (any n: clamped to what there is), the rest is
+  // zero.
   static HEARTH_INLINE F Load(const void* p) { return _mm512_loadu_ps(p); }
   static HEARTH_INLINE F LoadN(const void* p, int64_t n) { return _mm512_maskz_loadu_ps(First16(n), p); }
   static HEARTH_INLINE void Store(float* p, F x) { _mm512_storeu_ps(p, x); }
@@ -65,13 +67,21 @@ struct Vec512 {
   static HEARTH_INLINE F OddBf16(I x) {
     return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
   }
-  static HEARTH_INLINE F LoadBf16(const void* p) { return WidenBf16(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
-  static HEARTH_INLINE F LoadBf16N(const void* p, int64_t n) { return WidenBf16(_mm256_maskz_loadu_epi16(First16(n), p)); }
-  static HEARTH_INLINE F LoadF16(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
-  static HEARTH_INLINE F LoadF16N(const void* p, int64_t n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(First16(n), p)); }
+  static HEARTH_INLINE F LoadBf16(const void* p) {
+    return WidenBf16(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+  }
+  static HEARTH_INLINE F LoadBf16N(const void* p, int64_t n) {
+    return WidenBf16(_mm256_maskz_loadu_epi16(First16(n), p));
+  }
+  static HEARTH_INLINE F LoadF16(const void* p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
+  }
+  static HEARTH_INLINE F LoadF16N(const void* p, int64_t n) {
+    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(First16(n), p));
+  }
 
-  // E4M3 codes as F16 numbers 2^-8 times their value: the layouts differ in the exponent's width and bias alone, and F16's
-  // subnormals take E4M3's. From 64 codes: the 32 even and the 32 odd ones; then halves of those as floats.
+  // E4M3 codes as F16 numbers 2^-8 times their value: the layouts differ in the exponent's width and bias alone, and
+  // F16's subnormals take E4M3's. From 64 codes: the 32 even and the 32 odd ones; then halves of those as floats.
   static HEARTH_INLINE I EvenF8(I codes) { return OddF8(_mm512_slli_epi16(codes, 8)); }
   static HEARTH_INLINE I OddF8(I codes) {
     return _mm512_and_si512(_mm512_srai_epi16(codes, 1), _mm512_set1_epi16(static_cast<int16_t>(0xbf80)));
@@ -81,8 +91,12 @@ struct Vec512 {
   static HEARTH_INLINE F LoadF8(const void* p) { return WidenF8(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
   static HEARTH_INLINE F LoadF8N(const void* p, int64_t n) { return WidenF8(_mm_maskz_loadu_epi8(First16(n), p)); }
 
-  static HEARTH_INLINE void StoreBf16(bf16* p, F x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), RoundBf16(x)); }
-  static HEARTH_INLINE void StoreBf16N(bf16* p, F x, int64_t n) { _mm256_mask_storeu_epi16(p, First16(n), RoundBf16(x)); }
+  static HEARTH_INLINE void StoreBf16(bf16* p, F x) {
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), RoundBf16(x));
+  }
+  static HEARTH_INLINE void StoreBf16N(bf16* p, F x, int64_t n) {
+    _mm256_mask_storeu_epi16(p, First16(n), RoundBf16(x));
+  }
 
  private:
   static HEARTH_INLINE F Pow2(I n) {
@@ -93,7 +107,8 @@ struct Vec512 {
   }
   static HEARTH_INLINE F WidenF8(__m128i codes) {
     const __m256i words = _mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8);
-    return _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(words, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80))));
+    return _mm512_cvtph_ps(
+        _mm256_and_si256(_mm256_srai_epi16(words, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80))));
   }
   // ToBf16 in lanes. Not VCVTNEPS2BF16, which flushes subnormals.
   static HEARTH_INLINE __m256i RoundBf16(F x) {
