@@ -42,11 +42,11 @@ absl::Status StreamLoop::Submit(StreamRequest request, std::shared_ptr<StreamSin
   }
   std::lock_guard lock(mutex_);
   if (draining_ || stop_.stopped()) return absl::UnavailableError("this worker is draining: ask again");
-  if (static_cast<int64_t>(in_loop_.size()) >= options_.max_streams + options_.max_waiting) return absl::ResourceExhaustedError("too many streams wait here");
-  in_loop_.push_back(request.id);
+  if (in_loop_ >= options_.max_streams + options_.max_waiting) return absl::ResourceExhaustedError("too many streams wait here");
   auto stream = std::make_shared<LiveStream>(std::move(request), std::move(sink), next_serial_++);
   if (live != nullptr) *live = stream;
   submitted_.push_back(std::move(stream));
+  ++in_loop_;
   signal_->Notify();
   return absl::OkStatus();
 }
@@ -86,12 +86,7 @@ void StreamLoop::Drain() {
 
 bool StreamLoop::Idle() const {
   std::lock_guard lock(mutex_);
-  return in_loop_.empty();
-}
-
-std::vector<Hash128> StreamLoop::HeldStreams() const {
-  std::lock_guard lock(mutex_);
-  return in_loop_;
+  return in_loop_ == 0;
 }
 
 bool StreamLoop::Responsive(int64_t now_ns) const {
@@ -263,7 +258,7 @@ void StreamLoop::Remove(const std::shared_ptr<LiveStream>& stream, bool free_pag
   std::erase(running_, stream);
   std::erase(waiting_, stream);
   std::lock_guard lock(mutex_);
-  in_loop_.erase(std::find(in_loop_.begin(), in_loop_.end(), stream->request.id));
+  --in_loop_;
 }
 
 void StreamLoop::Offer(const std::shared_ptr<LiveStream>& stream) {

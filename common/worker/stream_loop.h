@@ -52,9 +52,6 @@ class StreamLoop {
   bool Idle() const;
 
   LoopStats::View Stats() const;
-  // Every stream whose rows must not be freed under us, for a re-attach to the store: from Submit until its Free or Offer is queued.
-  // Named by id alone: pages granted a moment ago may still be on their way to the loop.
-  std::vector<Hash128> HeldStreams() const;
   // The loop is idle, or its last round began not long ago. False: it is wedged, and a service manager should restart the process.
   bool Responsive(int64_t now_ns) const;
 
@@ -107,7 +104,7 @@ class StreamLoop {
   std::vector<std::shared_ptr<LiveStream>> submitted_;
   std::vector<KeeperEvent> events_;
   bool draining_ = false;
-  std::vector<Hash128> in_loop_;  // submitted and not yet removed
+  int64_t in_loop_ = 0;       // submitted and not yet removed
   uint64_t next_serial_ = 1;
   std::vector<std::shared_ptr<LiveStream>> waiting_;  // the loop's own: no place yet
   std::vector<std::shared_ptr<LiveStream>> offered_;  // the loop's own: the answer to Offer is still out

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "common/base/check.h"
-#include "common/base/logging.h"
+#include "common/base/publish_point.h"
 
 namespace hearth {
 
@@ -59,10 +59,14 @@ std::vector<int32_t> PublishPositions(const KvPool& kv, int64_t until, LiveStrea
     const int64_t start = index * kPageTokens;
     const int64_t end = std::min(until, start + kPageTokens);
     KvPageHeader& header = kv.header(stream.pages[index]);
+    PublishPoint("kv.rows");
     for (int64_t p = stream.valid; p < end; ++p) header.token_ids[p - start] = stream.request.tokens[p];
+    PublishPoint("kv.token_ids");
     const int64_t by_prefill = std::clamp<int64_t>(stream.request.prefill_until() - start, 0, end - start);
     header.prefill_tokens.store(static_cast<uint32_t>(by_prefill), std::memory_order_relaxed);
+    PublishPoint("kv.prefill_tokens");
     header.tokens_valid.store(static_cast<uint32_t>(end - start), std::memory_order_release);
+    PublishPoint("kv.tokens_valid");
     stream.valid = end;
     if (end == start + kPageTokens) {
       full.push_back(static_cast<int32_t>(index));

@@ -107,15 +107,6 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
       .kind = std::string_view(kind.kind) == "prefill" ? ClientKind::kPrefill : ClientKind::kDecode,
       .name = name,
       .numerics = Xxh3_64(numerics.data(), numerics.size()),
-      .holdings =
-          [&] {
-            std::lock_guard lock(mutex);
-            std::vector<Holding> held;
-            if (loop_to_stop != nullptr) {
-              for (const Hash128& id : loop_to_stop->HeldStreams()) held.push_back({.request = id});
-            }
-            return held;
-          },
       .on_switch =
           [&](const Hash128&) {
             drain.store(true);
