@@ -1,0 +1,141 @@
+#!/usr/bin/env python3
+"""A node answers: chat, completions, streaming, tokens, health, metrics, prefix reuse, both prefill paths, the operator's commands."""
+import json
+import os
+import signal
+import subprocess
+import time
+
+from harness import BIN, FABLE, SHARED, SOURCE, Node, run_tests, wait_for
+
+GOLDEN = json.loads((SOURCE / "tests/golden/fable-moe/golden.json").read_text())
+
+
+def greedy_of(node, prompt_name):
+    """Our greedy tokens and the reference's, up to the reference's first near-tie."""
+    reference = next(g for g in GOLDEN["greedy"] if g["prompt"] == prompt_name)
+    prompt = next(p for p in GOLDEN["prompts"] if p["name"] == prompt_name)
+    sure = next((i for i, gap in enumerate(reference["top1_minus_top2"]) if gap < 0.25), len(reference["ids"]))
+    choice = node.completion(prompt["ids"], max_tokens=len(reference["ids"]), ignore_eos=True, return_token_ids=True)["choices"][0]
+    return choice["token_ids"][:sure], reference["ids"][:sure]
+
+
+def test_golden_through_http():
+    with Node() as node:
+        for greedy in GOLDEN["greedy"]:
+            ours, reference = greedy_of(node, greedy["prompt"])
+            assert ours == reference and len(ours) > 0, (greedy["prompt"], ours, reference)
+
+
+def test_long_prompts_go_through_the_prefill_worker_and_give_the_same_answer():
+    prompt = next(p for p in GOLDEN["prompts"] if p["n_tokens"] >= 300)["ids"]
+    answers = []
+    for threshold in (0, 100000):
+        with Node(config=f"router.chunked_prefill_max_tokens = {threshold}") as node:
+            answers.append(node.completion(prompt, max_tokens=40, return_token_ids=True, logprobs=5)["choices"][0])
+            by_prefill = int(node.status()["workers"]["prefill.0"]["prefill_tokens_total"])
+            assert (by_prefill > 0) == (threshold == 0), by_prefill
+            wait_for("idle node", node.idle)
+    assert answers[0] == answers[1], "the two paths compute the same forms"
+
+
+def test_prefix_reuse_survives_worker_restarts():
+    prompt = next(p for p in GOLDEN["prompts"] if p["n_tokens"] >= 300)["ids"]
+    with Node() as node:
+        def ask():
+            return node.completion(prompt, max_tokens=20, return_token_ids=True, logprobs=3)
+        first = ask()
+        assert first["usage"].get("prompt_tokens_details", {}).get("cached_tokens", 0) == 0
+        again = ask()
+        cached = again["usage"]["prompt_tokens_details"]["cached_tokens"]
+        assert cached == (len(prompt) - 1) // 64 * 64, cached
+        assert again["choices"] == first["choices"]
+        node.restart("decode.0")
+        node.wait_ready()
+        after = ask()
+        assert after["usage"]["prompt_tokens_details"]["cached_tokens"] == cached
+        assert after["choices"] == first["choices"]
+
+
+def test_streaming_equals_whole():
+    with Node() as node:
+        for path, body, text in (
+                ("/v1/chat/completions", {"messages": [{"role": "user", "content": "Tell me the story of The Golden Apple."}]}, lambda c: c["delta"].get("content") or ""),
+                ("/v1/completions", {"prompt": "Once upon a time"}, lambda c: c["text"])):
+            options = {"temperature": 0.8, "seed": 5, "max_tokens": 60}
+            whole = node.post(path, {"model": "m", **body, **options}).json()
+            with node.stream(path, {**body, **options, "stream_options": {"include_usage": True}}) as events:
+                chunks = list(events)
+            pieces = "".join(text(c) for chunk in chunks for c in chunk["choices"])
+            expected = whole["choices"][0].get("text") or whole["choices"][0]["message"]["content"]
+            assert pieces == expected, (pieces, expected)
+            assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
+
+
+def test_client_gone_means_work_stopped():
+    with Node() as node:
+        with node.stream("/v1/completions", {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "temperature": 0}) as events:
+            for _ in range(5):
+                next(events)
+        start = time.monotonic()
+        wait_for("idle node", node.idle, timeout=5)
+        assert time.monotonic() - start < 3, "within a step, and the time to ask"
+        assert int(node.status()["router"]["requests_cancelled"]) == 1
+
+
+def test_health_and_models_and_metrics():
+    with Node() as node:
+        assert node.get("/v1/models").json()["data"][0]["id"] == "m"
+        node.completion("Once", max_tokens=3)
+        metrics = node.get("/metrics").body.decode()
+        assert "ttft" in metrics and "tokens" in metrics, metrics[:500]
+        node.kill("decode.0")
+        wait_for("health to tell", lambda: node.get("/health").status == 503, timeout=8)
+        node.start("decode.0")
+        node.wait_ready(20)
+        assert len(node.completion("Once", max_tokens=3)["choices"][0]["text"]) > 0
+
+
+def test_operator_commands():
+    with Node() as node:
+        _, out, _ = node.command("run", "--temperature", "0", "--max-tokens", "12", "--raw", "Once upon a time")
+        assert out.startswith(node.completion("Once upon a time", max_tokens=12)["choices"][0]["text"].rstrip("\n")[:20]), out
+        _, out, err = node.command("verify")
+        assert "agree with the manifest and with" in out, (out, err)
+        _, out, _ = node.command("status")
+        for word in ("weightstore", "prefill.0", "decode.0", "router", "KV pool", "tokens/s"):
+            assert word in out, (word, out)
+        code, _, err = node.command("drop", check=False)
+        assert code == 1 and "running" in err, err
+
+
+def test_up_supervises():
+    node = Node(start=False)
+    with node:
+        up = subprocess.Popen([str(BIN / "hearth"), "up", "--config", str(node.config), "--quiet"], stderr=subprocess.PIPE, text=True)
+        try:
+            node.wait_ready()
+            first = node.completion("Once upon a time", max_tokens=30)["choices"][0]["text"]
+            for kind in ("weightstore", "decode.0", "prefill.0"):
+                status = node.status()
+                pid = status["weightstore"]["pid"] if kind == "weightstore" else status["workers"][kind]["pid"]
+                os.kill(pid, signal.SIGKILL)
+
+                def back():
+                    s = node.status()
+                    now = s["weightstore"] if kind == "weightstore" else s["workers"].get(kind)
+                    return now and now["pid"] != pid
+                wait_for(f"{kind} to be restarted", back, 15)
+                node.wait_ready(15)
+                assert node.completion("Once upon a time", max_tokens=30)["choices"][0]["text"] == first
+            up.send_signal(signal.SIGINT)
+            assert up.wait(30) == 0
+        finally:
+            up.kill()
+        assert node.regions(), "the image stays for the next start"
+        node.command("drop")
+        assert not node.regions()
+
+
+if __name__ == "__main__":
+    run_tests(globals())

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+"""Each process killed (-9) and stopped (SIGSTOP, SIGCONT) at its publish points, under work: nothing is reclaimed while its writer lives,
+nothing is lost after it dies. docs/shared-memory.md lists the points."""
+import os
+import signal
+import threading
+import time
+
+from harness import Node, run_tests, wait_for
+
+PROMPT = "Once upon a time there was a king who had three sons, and the youngest was called"
+OPTIONS = {"max_tokens": 80, "ignore_eos": True, "return_token_ids": True, "logprobs": 1, "temperature": 0.8, "seed": 4}
+
+WORKER_POINTS = ["kv.rows", "kv.token_ids", "kv.prefill_tokens", "kv.tokens_valid"]
+
+
+def ask(node, results, **more):
+    results.append(node.completion(PROMPT, **{**OPTIONS, **more})["choices"])
+
+
+def expected():
+    with Node() as node:
+        results = []
+        ask(node, results)
+        return results[0]
+
+
+def start_with_trap(node, trapped, point):
+    for kind in ("weightstore", "prefill.0", "decode.0", "router"):
+        node.start(kind, {"HEARTH_PUBLISH_POINT": point} if kind == trapped else None)
+
+
+def stopped(pid):
+    with open(f"/proc/{pid}/stat") as f:
+        return f.read().rsplit(")", 1)[1].split()[0] in "Tt"
+
+
+def test_decode_at_every_point():
+    whole = expected()
+    for action in ("kill", "stop"):
+        for point in WORKER_POINTS:
+            for nth in (1, 2, 30):
+                with Node(start=False) as node:
+                    start_with_trap(node, "decode.0", f"{point}:{nth}:{action}")
+                    node.wait_ready()
+                    results = []
+                    thread = threading.Thread(target=ask, args=(node, results))
+                    thread.start()
+                    if action == "kill":
+                        wait_for("death", lambda: node.processes["decode.0"].poll() is not None)
+                        node.start("decode.0")
+                    else:
+                        wait_for("stop", lambda: stopped(node.pid("decode.0")))
+                        rows = int(node.status()["weightstore"]["pool"]["rows"])
+                        time.sleep(3)  # longer than the beat's patience: a suspect keeps its rows
+                        assert int(node.status()["weightstore"]["pool"]["rows"]) == rows > 0
+                        node.signal("decode.0", signal.SIGCONT)
+                    thread.join(60)
+                    assert results == [whole], (action, point, nth, results and results[0][0]["text"][:200])
+                    wait_for("idle node", node.idle, 15)
+
+
+def test_store_at_every_point():
+    """The store killed or stopped after each single store into its table, from the first to far into the work."""
+    whole = expected()
+    for action in ("kill", "stop"):
+        for nth in (1, 5, 12, 20, 33, 47, 60):
+            with Node(start=False) as node:
+                start_with_trap(node, "weightstore", f"store.table:{nth}:{action}")
+                results = []
+
+                def until_ready_then_ask():
+                    node.wait_ready()
+                    ask(node, results)
+                thread = threading.Thread(target=until_ready_then_ask)
+                thread.start()
+                if action == "kill":
+                    wait_for("death", lambda: node.processes["weightstore"].poll() is not None or not thread.is_alive(), 30)
+                    if node.processes["weightstore"].poll() is not None:
+                        node.start("weightstore")
+                else:
+                    wait_for("stop", lambda: stopped(node.pid("weightstore")) or not thread.is_alive(), 30)
+                    time.sleep(1)
+                    os.kill(node.pid("weightstore"), signal.SIGCONT)
+                thread.join(90)
+                assert results == [whole], (action, nth, results)
+                wait_for("idle node", node.idle, 20)
+
+
+def test_store_killed_while_publishing_an_image():
+    for point, nth in (("image.segment", 1), ("image.manifest", 1), ("image.segments_ready", 1), ("image.pool", 1), ("image.ready", 1)):
+        with Node(start=False) as node:
+            node.start("weightstore", {"HEARTH_PUBLISH_POINT": f"{point}:{nth}:kill"})
+            node.processes["weightstore"].wait(30)
+            left = node.regions()
+            assert left, point
+            node.start("weightstore")
+            for kind in ("decode.0", "prefill.0", "router"):
+                node.start(kind)
+            node.wait_ready()
+            adopted = node.status()["weightstore"]["generations"][-1]["adopted"]
+            assert adopted == (point == "image.ready"), (point, adopted)
+            generations = {r.rsplit(".", 1)[1] for r in node.regions() if len(r.rsplit(".", 1)[1]) == 32}
+            assert len(generations) == 1, ("leftovers", point, node.regions())
+            assert node.completion("Once", max_tokens=3)["choices"][0]["text"]
+
+
+if __name__ == "__main__":
+    run_tests(globals())

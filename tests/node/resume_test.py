@@ -1,0 +1,112 @@
+#!/usr/bin/env python3
+"""A decode worker killed after every k-th token of a 200-token answer: text, token ids and logprobs equal an undisturbed run's, greedy and
+sampled, with penalties, stop strings and logprobs. The client sees a pause and no repeated, missing or different token."""
+import threading
+
+from harness import Node, run_tests, wait_for
+
+PROMPT = "Once upon a time there was a king who had three sons, and the youngest was called"
+CASES = {
+    "greedy": {"temperature": 0, "logprobs": 4},
+    "sampled": {"temperature": 0.9, "top_p": 0.95, "seed": 11, "logprobs": 2},
+    "penalties": {"temperature": 0.7, "seed": 3, "presence_penalty": 0.6, "frequency_penalty": 0.3, "repetition_penalty": 1.1, "logprobs": 1},
+    "min_p and bias": {"temperature": 1.1, "seed": 8, "min_p": 0.05, "logit_bias": {"14": -2, "16": 1.5}, "logprobs": 1},
+}
+TOKENS = 200
+
+
+def answer(node, options, kill_every=0):
+    """Streams an answer; kills the decode worker after every kill_every-th token that arrives."""
+    body = {"prompt": PROMPT, "max_tokens": TOKENS, "ignore_eos": True, "return_token_ids": True, **options}
+    text, ids, logprobs, kills, since = "", [], [], 0, 0
+    with node.stream("/v1/completions", body) as events:
+        for event in events:
+            for choice in event["choices"]:
+                text += choice["text"]
+                new = choice.get("token_ids") or []
+                ids += new
+                since += len(new)
+                if choice.get("logprobs"):
+                    logprobs += list(zip(choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"],
+                                         [sorted(t.items()) for t in choice["logprobs"]["top_logprobs"] or []]))
+            if kill_every and since >= kill_every and len(ids) < TOKENS:
+                since = 0
+                kills += 1
+                node.kill("decode.0")
+                node.start("decode.0")
+    return text, ids, logprobs, kills
+
+
+def test_killed_after_every_kth_token():
+    with Node() as node:
+        for name, options in CASES.items():
+            whole = answer(node, options)
+            assert len(whole[1]) == TOKENS and len(whole[2]) == TOKENS, (name, len(whole[1]), len(whole[2]))
+            for every in (67, 29):
+                disturbed = answer(node, options, every)
+                assert disturbed[3] >= TOKENS // every - 1, disturbed[3]
+                assert disturbed[1] == whole[1], (name, every, next(i for i, (a, b) in enumerate(zip(disturbed[1], whole[1])) if a != b))
+                assert disturbed[2] == whole[2], (name, every)
+                assert disturbed[0] == whole[0], (name, every)
+                print(f"     {name}: killed {disturbed[3]} times, every {every} tokens: equal", flush=True)
+        wait_for("idle node", node.idle, 10)
+
+
+def test_killed_with_stop_strings():
+    with Node() as node:
+        # A stop string that really occurs: taken from the undisturbed answer, across token borders.
+        whole = answer(node, {"temperature": 0})
+        middle = len(whole[0]) // 2
+        stop = whole[0][middle:middle + 9]
+        expected = whole[0][:whole[0].index(stop)]
+        options = {"temperature": 0, "stop": [stop, "never to be found"]}
+        assert answer(node, options)[0] == expected
+        assert answer(node, options, 25)[0] == expected
+        wait_for("idle node", node.idle, 10)
+
+
+def test_sampled_streams_in_a_batch_resume_each_for_itself():
+    with Node() as node:
+        names = list(CASES)
+        solo = {n: answer(node, CASES[n])[:3] for n in names}
+        results = {}
+
+        def run(n):
+            results[n] = answer(node, CASES[n])[:3]
+        threads = [threading.Thread(target=run, args=(n,)) for n in names]
+        for t in threads:
+            t.start()
+        for _ in range(3):
+            wait_for("tokens", lambda: int(node.status()["workers"]["decode.0"]["tokens_total"]) > 40)
+            node.restart("decode.0")
+            node.wait_ready()
+        for t in threads:
+            t.join()
+        for n in names:
+            assert results[n] == solo[n], n
+        assert int(node.status()["router"]["resumes_total"]) >= 4
+
+
+def test_prefill_worker_killed_in_mid_pass():
+    from basics_test import GOLDEN
+    prompt = next(p for p in GOLDEN["prompts"] if p["n_tokens"] >= 300)["ids"]
+    with Node(config="router.chunked_prefill_max_tokens = 0\nprefill.chunk_tokens = 16") as node:
+        whole = node.completion(prompt, max_tokens=20, logprobs=2, return_token_ids=True)["choices"]
+    for nth in (1, 7, 20):
+        with Node(config="router.chunked_prefill_max_tokens = 0\nprefill.chunk_tokens = 16", start=False) as node:
+            for kind in ("weightstore", "decode.0", "router"):
+                node.start(kind)
+            node.start("prefill.0", {"HEARTH_PUBLISH_POINT": f"kv.token_ids:{nth}:kill"})
+            node.wait_ready()
+            results = []
+            thread = threading.Thread(target=lambda: results.append(node.completion(prompt, max_tokens=20, logprobs=2, return_token_ids=True)["choices"]))
+            thread.start()
+            wait_for("the prefill worker's death", lambda: node.processes["prefill.0"].poll() is not None)
+            node.start("prefill.0")
+            thread.join()
+            assert results == [whole], nth
+            wait_for("idle node", node.idle, 10)
+
+
+if __name__ == "__main__":
+    run_tests(globals())
