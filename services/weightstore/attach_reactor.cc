@@ -1,0 +1,176 @@
+// Operations are started outside the mutex, since gRPC may run other reactions inside the call that starts one.
+#include "services/weightstore/attach_reactor.h"
+
+#include "common/rpc/rpc.h"
+
+namespace hearth {
+
+void FillLoadEvent(const LoadState& state, v1::LoadEvent* event) {
+  event->set_phase(state.phase);
+  event->set_done_bytes(state.progress.done_bytes);
+  event->set_total_bytes(state.progress.total_bytes);
+  event->set_bytes_per_second(state.progress.bytes_per_second);
+  event->set_eta_seconds(state.progress.eta_seconds);
+}
+
+grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachEvent>* AttachReactor::Make(
+    Store& store, const NodeConfig& config, absl::StatusOr<Caller> caller,
+    std::function<void(const std::shared_ptr<AttachReactor>&, bool)> track) {
+  auto reactor = std::shared_ptr<AttachReactor>(new AttachReactor(store, config, caller.ok() ? *caller : Caller{}));
+  reactor->self_ = reactor;
+  reactor->track_ = std::move(track);
+  reactor->track_(reactor, true);
+  if (caller.ok()) {
+    reactor->Start();
+  } else {
+    reactor->End(caller.status());
+  }
+  return reactor.get();
+}
+
+void AttachReactor::Start() { StartRead(&in_); }
+
+void AttachReactor::OnReadDone(bool ok) {
+  if (!ok) {
+    End(absl::OkStatus());
+    return;
+  }
+  switch (in_.message_case()) {
+    case v1::AttachRequest::kHello:
+      if (greeted_) return End(absl::InvalidArgumentError("Attach: a second hello"));
+      greeted_ = true;
+      HandleHello(in_.hello());
+      break;
+    case v1::AttachRequest::kBeat: {
+      store_.Beat(this);
+      v1::AttachEvent event;
+      event.mutable_beat();
+      Send(std::move(event), true);
+      break;
+    }
+    case v1::AttachRequest::kGoodbye:
+      store_.Goodbye(this);
+      return End(absl::OkStatus());
+    case v1::AttachRequest::MESSAGE_NOT_SET: return End(absl::InvalidArgumentError("Attach: a message of an unknown kind; is the client newer than the store?"));
+  }
+  StartRead(&in_);
+}
+
+void AttachReactor::HandleHello(const v1::AttachRequest::Hello& message) {
+  Hello hello;
+  hello.router = message.kind() == v1::WORKER_KIND_ROUTER;
+  hello.spec.kind = message.kind() == v1::WORKER_KIND_PREFILL ? LeaseKind::kPrefill : LeaseKind::kDecode;
+  hello.spec.numerics = message.numerics();
+  hello.spec.name = message.name();
+  hello.lease_id = message.lease_id();
+  hello.attempt = message.attempt();
+  if (message.kind() == v1::WORKER_KIND_UNSPECIFIED || !v1::WorkerKind_IsValid(message.kind())) {
+    return End(absl::InvalidArgumentError("Attach: a hello must name its kind: prefill, decode or router"));
+  }
+  if (hello.spec.name.empty() || hello.spec.name.size() > 31) {
+    return End(absl::InvalidArgumentError(absl::StrCat("Attach: name '", hello.spec.name, "' must have 1 to 31 characters")));
+  }
+  if (!message.generation().empty()) {
+    const absl::StatusOr<Hash128> generation = HashFromBytes(message.generation());
+    if (!generation.ok()) return End(generation.status());
+    hello.generation = *generation;
+  }
+  for (const v1::StreamPages& pages : message.holds()) {
+    const absl::StatusOr<Hash128> request = HashFromBytes(pages.request_id());
+    if (!request.ok()) return End(request.status());
+    hello.holds.push_back({*request, {pages.pages().begin(), pages.pages().end()}});
+  }
+  const absl::StatusOr<Welcome> welcome = store_.Attach(caller_, hello, self_);
+  if (!welcome.ok()) return End(welcome.status());
+  v1::AttachEvent event;
+  v1::AttachEvent::Welcome& answer = *event.mutable_welcome();
+  answer.set_lease_id(welcome->lease_id);
+  answer.set_shm_dir(config_.shm_dir);
+  answer.set_node(config_.node_name);
+  answer.set_reuse_decoded_pages(config_.reuse_decoded_pages);
+  if (welcome->generation != nullptr) answer.set_generation(ToBytes(welcome->generation->id));
+  if (welcome->loading.active) FillLoadEvent(welcome->loading, answer.mutable_loading());
+  Send(std::move(event), false);
+  if (welcome->drain) SendSwitch(welcome->newest);
+}
+
+void AttachReactor::SendReady(const Hash128& generation) {
+  v1::AttachEvent event;
+  event.mutable_generation_ready()->set_generation(ToBytes(generation));
+  Send(std::move(event), false);
+}
+
+void AttachReactor::SendSwitch(const Hash128& generation) {
+  v1::AttachEvent event;
+  event.mutable_switch_();
+  if (!generation.IsZero()) event.mutable_switch_()->set_generation(ToBytes(generation));
+  Send(std::move(event), false);
+}
+
+void AttachReactor::SendLoading(const LoadState& loading) {
+  v1::AttachEvent event;
+  FillLoadEvent(loading, event.mutable_loading());
+  Send(std::move(event), true);
+}
+
+void AttachReactor::Send(v1::AttachEvent event, bool may_be_dropped) {
+  {
+    std::lock_guard lock(mutex_);
+    if (end_.has_value() || (may_be_dropped && queue_.size() >= kQueueMax)) return;
+    queue_.push_back(std::move(event));
+  }
+  Pump();
+}
+
+void AttachReactor::End(const absl::Status& status) {
+  {
+    std::lock_guard lock(mutex_);
+    if (end_.has_value()) return;
+    end_ = ToGrpc(status);
+  }
+  Pump();
+}
+
+// Starts the next operation if none is under way: what is queued, then the end.
+void AttachReactor::Pump() {
+  bool finish = false;
+  {
+    std::lock_guard lock(mutex_);
+    if (busy_ || finished_) return;
+    if (!queue_.empty()) {
+      out_ = std::move(queue_.front());
+      queue_.pop_front();
+    } else if (end_.has_value()) {
+      finish = finished_ = true;
+    } else {
+      return;
+    }
+    busy_ = true;
+  }
+  if (finish) {
+    Finish(*end_);
+  } else {
+    StartWrite(&out_);
+  }
+}
+
+void AttachReactor::OnWriteDone(bool ok) {
+  {
+    std::lock_guard lock(mutex_);
+    busy_ = false;
+    if (!ok) queue_.clear();
+  }
+  if (!ok) End(absl::CancelledError("the stream broke"));
+  Pump();
+}
+
+// The peer is gone, or the server shuts down: reads and writes under way end by themselves.
+void AttachReactor::OnCancel() { End(absl::CancelledError("the stream broke")); }
+
+void AttachReactor::OnDone() {
+  store_.Detach(this);
+  track_(self_, false);
+  const std::shared_ptr<AttachReactor> last = std::move(self_);
+}
+
+}  // namespace hearth

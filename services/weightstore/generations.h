@@ -1,0 +1,111 @@
+// The generations of a node: found at start and adopted, loaded, switched to, retired.
+// Room: services/weightstore. May touch: common/{formats,shm,numa,base}. Not: gRPC, leases' processes (only whether one is alive).
+// Threads: any; Load runs in its caller's thread, one at a time. A Generation lives as long as somebody holds its pointer.
+//
+//   LOADING --all bytes checked--> READY (newest) --a newer one is READY--> READY, superseded --its last lease and row are gone--> RETIRED --> gone
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "common/base/hash.h"
+#include "common/base/node_config.h"
+#include "common/base/status.h"
+#include "common/shm/kv_pool.h"
+#include "common/shm/region.h"
+#include "common/shm/store_table.h"
+#include "common/shm/weight_image.h"
+#include "services/weightstore/image_builder.h"
+#include "services/weightstore/page_table.h"
+
+namespace hearth {
+
+struct Generation {
+  Hash128 id;
+  uint64_t sequence = 0;  // the higher is the newer
+  bool adopted = false;
+  std::shared_ptr<const WeightImage> image;
+  std::shared_ptr<KvPool> pool;
+  std::shared_ptr<StoreTable> table;
+  std::unique_ptr<PageTable> pages;
+  std::atomic<bool> superseded{false};
+};
+using GenerationPtr = std::shared_ptr<Generation>;
+
+struct LoadState {
+  bool active = false;
+  std::string model_dir;
+  std::string phase;  // "planning", "draining", "loading", "publishing", "ready"
+  LoadProgress progress;
+};
+
+struct LoadRequestOptions {
+  std::string model_dir;
+  bool replace = false;                             // where both don't fit: drain the present one and drop it first
+  bool from_config = false;                         // false: `hearth load`
+  std::function<bool()> cancelled;
+  std::function<void(const LoadState&)> progress;   // this caller's; events().on_progress comes as well
+};
+
+class Generations {
+ public:
+  struct Events {
+    std::function<void(const LoadState&)> on_progress;
+    std::function<void(const GenerationPtr&)> on_ready;  // it is the newest now; older ones are superseded
+    std::function<void()> on_drain;                      // all present ones are superseded, and the next fits only without them
+  };
+
+  Generations(const NodeConfig& config, Events events);
+
+  // Refuses beside a living store (FailedPrecondition, with its pid), adopts READY generations, removes what dead stores left. Reads no
+  // weights. `needs_load`: nothing that is here is what the configuration asks for.
+  absl::Status Adopt(bool* needs_load);
+  // Blocks until the generation is READY or refused. FailedPrecondition while another load runs.
+  absl::StatusOr<GenerationPtr> Load(const LoadRequestOptions& options);
+
+  GenerationPtr Find(const Hash128& id) const;
+  GenerationPtr Newest() const;        // null: none is READY
+  GenerationPtr ForNewWorker() const;  // the oldest with streams, else the newest; null: wait for the next
+  std::vector<GenerationPtr> All() const;  // oldest first
+  LoadState loading() const;
+  bool draining() const { return draining_.load(); }
+
+  void RetireIdle();  // superseded ones without lease and row
+  std::vector<std::string> notes() const;
+  const RegionPlace& place() const { return place_; }
+
+ private:
+  struct Sizes {
+    KvGeometry geometry;
+    StoreTableSpec table;
+    uint64_t bytes = 0;
+  };
+  absl::StatusOr<Sizes> SizesFor(const std::string& config_json, const std::string& generation_config_json) const;
+  absl::Status MakePoolAndTable(const Hash128& generation, const Sizes& sizes, uint64_t source_stamp) const;
+  absl::StatusOr<GenerationPtr> Open(const Hash128& generation, bool adopted);
+  bool IsWanted(const Generation& generation, std::string* why_not) const;
+  absl::Status CheckAlone() const;
+  absl::StatusOr<Hash128> Build(const LoadRequestOptions& options, const std::function<void(std::string_view, const LoadProgress&)>& report);
+  void Retire(const GenerationPtr& generation);
+  uint64_t ConfigStamp() const;
+  int NumShards() const;
+  void Note(const std::string& note);
+
+  const NodeConfig& config_;
+  const Events events_;
+  const RegionPlace place_;
+  std::atomic<bool> draining_{false};
+  mutable std::mutex mutex_;
+  std::vector<GenerationPtr> generations_;  // by sequence
+  std::vector<Hash128> leftovers_;          // RETIRED, with a living worker: removed when he is gone
+  uint64_t last_sequence_ = 0;
+  LoadState loading_;
+  std::vector<std::string> notes_;
+};
+
+}  // namespace hearth

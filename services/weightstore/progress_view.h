@@ -1,0 +1,29 @@
+// How a load is shown to people and to the service manager: a bar on a terminal, else a line every few seconds; systemd is told to wait on.
+// Room: services/weightstore. May touch: common/base. Threads: one at a time.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "services/weightstore/generations.h"
+
+namespace hearth {
+
+// "[#####.....] 50 %  1.2 GB of 2.4 GB, 1.1 GB/s, 1.1 s left"
+std::string FormatProgress(const LoadProgress& progress, bool with_bar);
+
+class ProgressView {
+ public:
+  ProgressView();
+  ~ProgressView();  // leaves the terminal's line
+  void Show(const LoadState& state);
+
+ private:
+  const bool terminal_;
+  bool line_open_ = false;
+  int64_t last_line_ns_ = 0;
+  int64_t last_notify_ns_ = 0;
+  std::string last_phase_;
+};
+
+}  // namespace hearth
