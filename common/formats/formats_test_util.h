@@ -48,6 +48,15 @@ inline std::string ReadFile(const std::string& path) {
   return std::string(std::istreambuf_iterator<char>(in), {});
 }
 
+inline std::string ReadSlice(const std::string& path, uint64_t offset, uint64_t bytes) {
+  std::ifstream in(path, std::ios::binary);
+  std::string text(bytes, '\0');
+  in.seekg(static_cast<std::streamoff>(offset));
+  in.read(text.data(), static_cast<std::streamsize>(bytes));
+  EXPECT_TRUE(in.good()) << path;
+  return text;
+}
+
 // Length, header and data as one file's bytes.
 inline std::string SafetensorsBytes(std::string_view header, uint64_t data_bytes, uint64_t claimed_header_bytes) {
   std::string file;

@@ -40,7 +40,7 @@ std::string TensorBytes(const Checkpoint& checkpoint, std::string_view name) {
   const CheckpointTensor* tensor = checkpoint.Find(name);
   EXPECT_NE(tensor, nullptr) << name;
   if (tensor == nullptr) return "";
-  return ReadFile(checkpoint.files()[static_cast<size_t>(tensor->file)].path).substr(tensor->offset, tensor->bytes);
+  return ReadSlice(checkpoint.files()[static_cast<size_t>(tensor->file)].path, tensor->offset, tensor->bytes);
 }
 
 void ExpectGoodModel(const std::string& dir) {

@@ -5,7 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <fstream>
+#include <filesystem>
 #include <map>
 #include <vector>
 
@@ -200,11 +200,7 @@ TEST_P(ReferenceModel, FitsItsPlanAndHoldsGoodValues) {
   const absl::Status fits = CheckPlan(*config, PlanTensors(*config), *checkpoint);
   EXPECT_TRUE(fits.ok()) << fits;
   for (const auto& [tensor_name, tensor] : checkpoint->tensors()) {
-    std::ifstream in(checkpoint->files()[static_cast<size_t>(tensor.file)].path, std::ios::binary);
-    std::vector<char> bytes(tensor.bytes);
-    in.seekg(static_cast<std::streamoff>(tensor.offset));
-    in.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-    ASSERT_TRUE(in.good());
+    const std::string bytes = ReadSlice(checkpoint->files()[static_cast<size_t>(tensor.file)].path, tensor.offset, tensor.bytes);
     const absl::Status good =
         CheckValues(tensor_name, tensor.dtype, bytes.data(), bytes.size() / DTypeBytes(tensor.dtype), tensor_name.ends_with("_scale_inv"));
     EXPECT_TRUE(good.ok()) << good;
