@@ -6,7 +6,7 @@
 #include <string>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
+#include "common/text/jinja/cat.h"
 
 namespace hearth::jinja {
 
@@ -19,7 +19,7 @@ struct Error {
 
 template <typename... Parts>
 [[noreturn]] void Fail(const Parts&... parts) {
-  throw Error{absl::StrCat(parts...)};
+  throw Error{Cat(parts...)};
 }
 
 }  // namespace hearth::jinja

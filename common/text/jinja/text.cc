@@ -54,7 +54,8 @@ Text Text::Slice(size_t begin, size_t end) const {
   return out;
 }
 
-Text Text::Concat(const Text& left, const Text& right) {
+Text Text::Concat(const Text& left, const Text& right, size_t* copied) {
+  if (copied != nullptr) *copied = right.size();
   if (right.empty()) return left;
   if (left.empty()) return right;
   CheckSize(left.size() + right.size());
@@ -67,6 +68,7 @@ Text Text::Concat(const Text& left, const Text& right) {
     out.buffer_ = std::make_shared<Buffer>();
     out.buffer_->growable = true;
     out.buffer_->bytes.reserve(left.size() + right.size());
+    if (copied != nullptr) *copied += left.size();
     left.ForEachRun([&out](std::string_view piece, bool trusted) { out.buffer_->Append(piece, trusted); });
   }
   if (right.buffer_ == out.buffer_) {

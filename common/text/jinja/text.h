@@ -4,6 +4,7 @@
 // Room: common/text/jinja. Threads: buffers of literals are frozen and may be shared; all others belong to one rendering.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -29,8 +30,8 @@ class Text {
   bool trusted() const;
 
   Text Slice(size_t begin, size_t end) const;
-  // Throws Error when the result would be longer than kMaxTextBytes.
-  static Text Concat(const Text& left, const Text& right);
+  // Throws Error when the result would be longer than kMaxTextBytes. `copied`: how many bytes had to be moved.
+  static Text Concat(const Text& left, const Text& right, size_t* copied = nullptr);
 
   // visit(std::string_view piece, bool trusted), in order; adjacent pieces differ in trust.
   template <typename Visit>
