@@ -1,0 +1,73 @@
+// hearth-router: the node's door. Clients come by HTTP and gRPC; their requests go to the workers by gRPC.
+// Table of contents: flags -> configuration -> logging -> router -> serve -> drain.
+#include <CLI/CLI.hpp>
+
+#include <condition_variable>
+#include <cstdio>
+#include <mutex>
+
+#include "common/base/logging.h"
+#include "common/base/node_config.h"
+#include "common/base/process.h"
+#include "services/router/router.h"
+
+namespace {
+
+int ExitCodeOf(const absl::Status& status) {
+  const bool config = absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsFailedPrecondition(status);
+  return config ? hearth::kExitConfig : hearth::kExitFailure;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  CLI::App app{"hearth-router: takes requests by HTTP and gRPC and runs them on the node's workers"};
+  std::string config_path = "/etc/hearth/node.toml";
+  app.add_option("--config", config_path, "node.toml of the node")->envname("HEARTH_CONFIG");
+  CLI11_PARSE(app, argc, argv);
+
+  const auto config = hearth::ReadNodeConfig(config_path);
+  if (!config.ok()) {
+    std::fprintf(stderr, "hearth-router: %s\n", std::string(config.status().message()).c_str());
+    return hearth::kExitConfig;
+  }
+  if (const absl::Status logging = hearth::InitLogging("router", config->log_level); !logging.ok()) return hearth::kExitConfig;
+
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool stop = false;
+  hearth::InstallStopSignals([&] {
+    std::lock_guard lock(mutex);
+    stop = true;
+    changed.notify_all();
+  });
+
+  auto router = hearth::router::Router::Start(*config, nullptr);
+  if (!router.ok()) {
+    spdlog::error("{}", std::string(router.status().message()));
+    return ExitCodeOf(router.status());
+  }
+  for (const std::string& address : (*router)->http_addresses()) spdlog::info("HTTP on http://{}", address);
+  for (const std::string& address : (*router)->grpc_addresses()) spdlog::info("gRPC on {}", address);
+  hearth::NotifyReady("listening");
+
+  {
+    std::unique_lock lock(mutex);
+    const int64_t watchdog_us = hearth::WatchdogIntervalUs();
+    while (!stop) {
+      if (watchdog_us > 0) {
+        changed.wait_for(lock, std::chrono::microseconds(watchdog_us));
+        // The loop must answer, or the service manager replaces the process.
+        if ((*router)->Responds(absl::Microseconds(watchdog_us))) hearth::NotifyWatchdog();
+      } else {
+        changed.wait(lock);
+      }
+    }
+  }
+  spdlog::info("stopping: running requests may end within {} ms", config->drain_ms);
+  hearth::NotifyStopping();
+  (*router)->Drain();
+  router->reset();
+  spdlog::info("stopped");
+  return hearth::kExitOk;
+}

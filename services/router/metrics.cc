@@ -1,0 +1,176 @@
+#include "services/router/metrics.h"
+
+#include <prometheus/counter.h>
+#include <prometheus/gauge.h>
+#include <prometheus/histogram.h>
+#include <prometheus/registry.h>
+#include <prometheus/text_serializer.h>
+
+#include <algorithm>
+#include <cmath>
+
+namespace hearth::router {
+namespace {
+
+constexpr size_t kRecent = 1024;
+constexpr double kNsPerSecond = 1e9;
+
+prometheus::Histogram::BucketBoundaries TtftSeconds() { return {0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120}; }
+prometheus::Histogram::BucketBoundaries TpotSeconds() { return {0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1}; }
+prometheus::Histogram::BucketBoundaries WholeSeconds() { return {0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}; }
+
+}  // namespace
+
+void RecentValues::Add(double value) {
+  if (values_.size() < kRecent) {
+    values_.push_back(value);
+  } else {
+    values_[count_ % kRecent] = value;
+  }
+  ++count_;
+}
+
+double RecentValues::Percentile(double fraction) const {
+  if (values_.empty()) return 0;
+  std::vector<double> sorted = values_;
+  // Nearest rank.
+  const auto rank = static_cast<size_t>(std::ceil(fraction * static_cast<double>(sorted.size())));
+  const auto at = sorted.begin() + static_cast<std::ptrdiff_t>(std::max<size_t>(rank, 1) - 1);
+  std::nth_element(sorted.begin(), at, sorted.end());
+  return *at;
+}
+
+struct Metrics::Families {
+  prometheus::Registry registry;
+
+  prometheus::Counter& Count(const char* name, const char* help) {
+    return prometheus::BuildCounter().Name(name).Help(help).Register(registry).Add({});
+  }
+  prometheus::Histogram& Seconds(const char* name, const char* help, prometheus::Histogram::BucketBoundaries buckets) {
+    return prometheus::BuildHistogram().Name(name).Help(help).Register(registry).Add({}, std::move(buckets));
+  }
+
+  prometheus::Family<prometheus::Gauge>& streams =
+      prometheus::BuildGauge().Name("hearth_streams").Help("Streams that have not ended, by state").Register(registry);
+  std::array<prometheus::Gauge*, kNumStreamStates> stream_gauges{};
+  prometheus::Gauge& running =
+      prometheus::BuildGauge().Name("hearth_running").Help("Streams in a worker: prefilling or decoding").Register(registry).Add({});
+  prometheus::Family<prometheus::Counter>& requests =
+      prometheus::BuildCounter().Name("hearth_requests_total").Help("Requests that ended, by outcome").Register(registry);
+  prometheus::Family<prometheus::Counter>& refused =
+      prometheus::BuildCounter().Name("hearth_requests_refused_total").Help("Requests not taken in, by reason").Register(registry);
+  prometheus::Family<prometheus::Counter>& http =
+      prometheus::BuildCounter().Name("hearth_http_answers_total").Help("HTTP answers, by status").Register(registry);
+  prometheus::Counter& accepted = Count("hearth_requests_accepted_total", "Requests taken in");
+  prometheus::Counter& prompt_tokens = Count("hearth_prompt_tokens_total", "Tokens of accepted prompts");
+  prometheus::Counter& cached_tokens = Count("hearth_cached_tokens_total", "Prompt tokens served from published pages");
+  prometheus::Counter& completion_tokens = Count("hearth_completion_tokens_total", "Tokens received from decode workers");
+  prometheus::Counter& resumes = Count("hearth_resumes_total", "Streams that went on in another worker or after a lost place");
+  prometheus::Histogram& queue = Seconds("hearth_queue_seconds", "Arrival to the first worker", TtftSeconds());
+  prometheus::Histogram& ttft = Seconds("hearth_ttft_seconds", "Arrival to the first token", TtftSeconds());
+  prometheus::Histogram& tpot =
+      Seconds("hearth_tpot_seconds", "Time per output token after the first, one value a stream", TpotSeconds());
+  prometheus::Histogram& itl = Seconds("hearth_itl_seconds", "Gaps between tokens", TpotSeconds());
+  prometheus::Histogram& whole = Seconds("hearth_request_seconds", "Arrival to end", WholeSeconds());
+};
+
+Metrics::Metrics() : families_(std::make_unique<Families>()) {
+  for (int i = 0; i < kNumStreamStates; ++i) {
+    const auto state = static_cast<StreamState>(i);
+    if (!IsEnd(state)) families_->stream_gauges[static_cast<size_t>(i)] = &families_->streams.Add({{"state", StreamStateName(state)}});
+  }
+}
+Metrics::~Metrics() = default;
+
+void Metrics::OnRequestAccepted(const Request& request) {
+  ++requests_;
+  families_->accepted.Increment();
+  const int32_t tokens = request.usage().prompt_tokens;
+  prompt_tokens_ += static_cast<uint64_t>(tokens);
+  families_->prompt_tokens.Increment(tokens);
+}
+
+void Metrics::OnRequestRefused(const std::string& reason) { families_->refused.Add({{"reason", reason}}).Increment(); }
+
+void Metrics::OnRequestEnd(const Request& request) {
+  const auto has = [&](StreamState state) {
+    return std::any_of(request.streams.begin(), request.streams.end(), [&](const auto& stream) { return stream->state == state; });
+  };
+  const char* outcome = "done";
+  if (has(StreamState::kFailed)) {
+    outcome = "failed";
+    ++failed_;
+  } else if (has(StreamState::kCancelled)) {
+    outcome = "cancelled";
+    ++cancelled_;
+  }
+  families_->requests.Add({{"outcome", outcome}}).Increment();
+  const int32_t cached = request.usage().cached_tokens;
+  cached_tokens_ += static_cast<uint64_t>(cached);
+  families_->cached_tokens.Increment(cached);
+  int64_t end_ns = request.arrived_ns;
+  for (const auto& stream : request.streams) end_ns = std::max(end_ns, stream->events.back().at_ns);
+  families_->whole.Observe(static_cast<double>(end_ns - request.arrived_ns) / kNsPerSecond);
+}
+
+void Metrics::OnAdded() {
+  ++streams_[static_cast<size_t>(StreamState::kQueued)];
+  families_->stream_gauges[static_cast<size_t>(StreamState::kQueued)]->Increment();
+}
+
+void Metrics::OnMove(const Stream& stream, StreamState from, int64_t now_ns) {
+  --streams_[static_cast<size_t>(from)];
+  families_->stream_gauges[static_cast<size_t>(from)]->Decrement();
+  if (!IsEnd(stream.state)) {
+    ++streams_[static_cast<size_t>(stream.state)];
+    families_->stream_gauges[static_cast<size_t>(stream.state)]->Increment();
+  }
+  families_->running.Set(streams(StreamState::kPrefilling) + streams(StreamState::kDecoding));
+  // The first event is QUEUED itself, the second the first worker.
+  if (stream.events.size() == 2 && from == StreamState::kQueued && !IsEnd(stream.state)) {
+    families_->queue.Observe(static_cast<double>(now_ns - stream.request->arrived_ns) / kNsPerSecond);
+  }
+  if (stream.state == StreamState::kDone && stream.output_ids.size() > 1) {
+    const double seconds = static_cast<double>(stream.last_token_ns - stream.first_token_ns) / kNsPerSecond /
+                           static_cast<double>(stream.output_ids.size() - 1);
+    families_->tpot.Observe(seconds);
+    tpot_ms_.Add(seconds * 1e3);
+  }
+}
+
+void Metrics::OnToken(const Stream& stream, int64_t now_ns) {
+  ++completion_tokens_;
+  families_->completion_tokens.Increment();
+  const int64_t second = now_ns / static_cast<int64_t>(kNsPerSecond);
+  SecondCount& slot = tokens_by_second_[static_cast<size_t>(second) % tokens_by_second_.size()];
+  if (slot.second != second) slot = {second, 0};
+  ++slot.tokens;
+  if (stream.first_token_ns == 0) {
+    const double seconds = static_cast<double>(now_ns - stream.request->arrived_ns) / kNsPerSecond;
+    families_->ttft.Observe(seconds);
+    ttft_ms_.Add(seconds * 1e3);
+  } else {
+    families_->itl.Observe(static_cast<double>(now_ns - stream.last_token_ns) / kNsPerSecond);
+  }
+}
+
+void Metrics::OnResume() {
+  ++resumes_;
+  families_->resumes.Increment();
+}
+
+void Metrics::OnHttpAnswer(int status) { families_->http.Add({{"code", std::to_string(status)}}).Increment(); }
+
+double Metrics::TokensPerSecond(int64_t now_ns) const {
+  const int64_t second = now_ns / static_cast<int64_t>(kNsPerSecond);
+  uint64_t tokens = 0;
+  // The ten whole seconds before this one, which is not over.
+  for (const SecondCount& slot : tokens_by_second_) {
+    if (slot.second >= second - 10 && slot.second < second) tokens += slot.tokens;
+  }
+  return static_cast<double>(tokens) / 10.0;
+}
+
+std::string Metrics::Exposition() const { return prometheus::TextSerializer().Serialize(families_->registry.Collect()); }
+
+}  // namespace hearth::router

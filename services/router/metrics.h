@@ -1,0 +1,70 @@
+// What the router counts, in the two forms that people ask for: Prometheus text and the numbers of `hearth status`.
+// Room: services/router. May touch: prometheus-cpp. Everything here is made from the streams' state changes and tokens.
+// Threads: the loop only.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "services/router/request.h"
+
+namespace hearth::router {
+
+// The last 1024 values: enough for the percentiles of a status page, and bounded.
+class RecentValues {
+ public:
+  void Add(double value);
+  double Percentile(double fraction) const;  // 0 without values
+  uint64_t count() const { return count_; }
+
+ private:
+  std::vector<double> values_;
+  uint64_t count_ = 0;
+};
+
+class Metrics {
+ public:
+  Metrics();
+  ~Metrics();
+
+  void OnRequestAccepted(const Request& request);
+  void OnRequestRefused(const std::string& reason);  // "queue_full", "not_ready", "draining"
+  void OnRequestEnd(const Request& request);
+  void OnMove(const Stream& stream, StreamState from, int64_t now_ns);  // stream.state is the new one
+  void OnAdded();  // a stream, QUEUED
+  void OnToken(const Stream& stream, int64_t now_ns);  // before the stream's token times change
+  void OnResume();
+  void OnHttpAnswer(int status);
+
+  // The text exposition format, version 0.0.4.
+  std::string Exposition() const;
+
+  int streams(StreamState state) const { return streams_[static_cast<size_t>(state)]; }
+  uint64_t requests() const { return requests_; }
+  uint64_t failed() const { return failed_; }
+  uint64_t cancelled() const { return cancelled_; }
+  uint64_t prompt_tokens() const { return prompt_tokens_; }
+  uint64_t cached_tokens() const { return cached_tokens_; }
+  uint64_t completion_tokens() const { return completion_tokens_; }
+  uint64_t resumes() const { return resumes_; }
+  double TokensPerSecond(int64_t now_ns) const;  // over the last ten seconds
+  const RecentValues& ttft_ms() const { return ttft_ms_; }
+  const RecentValues& tpot_ms() const { return tpot_ms_; }
+
+ private:
+  struct Families;
+  std::unique_ptr<Families> families_;
+  std::array<int, kNumStreamStates> streams_{};
+  uint64_t requests_ = 0, failed_ = 0, cancelled_ = 0, prompt_tokens_ = 0, cached_tokens_ = 0, completion_tokens_ = 0, resumes_ = 0;
+  RecentValues ttft_ms_, tpot_ms_;
+  struct SecondCount {
+    int64_t second = -1;
+    uint64_t tokens = 0;
+  };
+  std::array<SecondCount, 16> tokens_by_second_{};
+};
+
+}  // namespace hearth::router

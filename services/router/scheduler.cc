@@ -1,0 +1,608 @@
+#include "services/router/scheduler.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "absl/strings/str_format.h"
+#include "common/base/check.h"
+#include "common/base/logging.h"
+#include "common/base/time.h"
+#include "common/rpc/rpc.h"
+#include "services/router/api_error.h"
+#include "services/router/choice_text.h"
+
+namespace hearth::router {
+namespace {
+
+constexpr size_t kEndedIdsMax = 10'000;
+constexpr int32_t kPageTokens = 64;  // shorter prompts publish no page, so their choices gain nothing by waiting for the first
+
+// How long ago, from CLOCK_MONOTONIC nanoseconds.
+absl::Duration Since(int64_t then_ns) { return absl::Nanoseconds(MonotonicNowNs() - then_ns); }
+
+}  // namespace
+
+// One Continue in flight; the link's place is given back exactly once.
+struct Scheduler::CallRef {
+  WorkerLink* link = nullptr;
+  bool counted = true;
+  bool saw_event = false;
+  void Release() {
+    if (std::exchange(counted, false)) link->AddRunning(-1);
+  }
+};
+
+// What the scheduler knows of a stream beyond its value.
+struct Scheduler::Track {
+  std::shared_ptr<Request> owner;
+  std::shared_ptr<Stream> stream;
+  std::shared_ptr<WorkerCall> call;
+  std::shared_ptr<CallRef> ref;
+  std::vector<TrackPtr> followers;  // choices of the same prompt that wait for its pages
+  bool touched = false;             // a worker has had it: it may have pages
+  bool prefilled = false;
+  int lost = 0;                     // workers lost in a row without a token gained
+  int64_t waiting_since_ns = 0;
+  int64_t refused_since_ns = 0;     // 0: not refused since it last ran
+
+  int64_t arrived_ns() const { return owner->arrived_ns; }
+};
+
+struct Scheduler::Active {
+  std::shared_ptr<Request> request;
+  std::vector<TrackPtr> tracks;
+  bool waiting = true;  // counted in waiting_requests_
+};
+
+Scheduler::Scheduler(EventLoop* loop, SchedulerOptions options, const Tokenizer* tokenizer, StoreClient* store, Metrics* metrics)
+    : loop_(loop), options_(std::move(options)), tokenizer_(tokenizer), store_(store), metrics_(metrics) {}
+
+Scheduler::~Scheduler() {
+  *alive_ = false;
+  for (auto& [key, active] : active_) {
+    for (const TrackPtr& track : active->tracks) {
+      if (track->call) track->call->Cancel();
+      track->followers.clear();
+    }
+  }
+}
+
+void Scheduler::AddWorker(WorkerLink::Kind kind, const std::string& name, const std::string& socket_path) {
+  links_.push_back(std::make_unique<WorkerLink>(loop_, kind, name, socket_path, options_.link_times, [this] {
+    ScheduleDispatch();
+    if (on_readiness_) on_readiness_();
+  }));
+}
+
+absl::Status Scheduler::DecodeReadiness() const {
+  std::string reasons;
+  for (const auto& link : links_) {
+    if (link->kind() != WorkerLink::Kind::kDecode) continue;
+    if (link->ready()) return absl::OkStatus();
+    absl::StrAppend(&reasons, reasons.empty() ? "" : "; ", link->name(), " is ", link->state());
+  }
+  return absl::UnavailableError(absl::StrCat("no decode worker is ready: ", reasons.empty() ? "none is configured" : reasons));
+}
+
+absl::Status Scheduler::Admit(const Request& request) const {
+  for (const auto& prompt : request.prompts) {
+    if (static_cast<int64_t>(prompt->size()) >= options_.context_tokens) {
+      return WithCode(FieldError("messages", absl::StrFormat("This model's context is %d tokens; the prompt has %d, which leaves none for an answer. "
+                                                             "Shorten it to at most %d tokens.",
+                                                             options_.context_tokens, prompt->size(), options_.context_tokens - 1)),
+                      "context_length_exceeded");
+    }
+  }
+  if (draining_) return absl::UnavailableError("the node is stopping: send the request again to its successor");
+  absl::Status ready = gate_ ? gate_() : absl::OkStatus();
+  if (ready.ok() && !DecodeReadiness().ok()) {
+    // A worker's restart takes seconds: those who come meanwhile queue.
+    int64_t away_since_ns = 0;
+    for (const auto& link : links_) {
+      if (link->kind() == WorkerLink::Kind::kDecode && link->status().pid() != 0) {
+        away_since_ns = std::max(away_since_ns, link->away_since_ns());
+      }
+    }
+    if (away_since_ns == 0 || Since(away_since_ns) > options_.admit_grace) ready = DecodeReadiness();
+  }
+  RETURN_IF_ERROR(ready);
+  if (waiting_requests_ >= options_.max_queue) {
+    return absl::ResourceExhaustedError(
+        absl::StrFormat("%d requests are waiting already (router.max_queue): try again shortly", waiting_requests_));
+  }
+  return absl::OkStatus();
+}
+
+absl::Status Scheduler::Submit(std::shared_ptr<Request> request) {
+  if (absl::Status admitted = Admit(*request); !admitted.ok()) {
+    if (absl::IsResourceExhausted(admitted)) metrics_->OnRequestRefused("queue_full");
+    if (absl::IsUnavailable(admitted)) metrics_->OnRequestRefused(draining_ ? "draining" : "not_ready");
+    return admitted;
+  }
+  if (by_id_.contains(request->id)) {
+    return absl::AlreadyExistsError(absl::StrCat("a request with the id '", request->id, "' is running"));
+  }
+  auto active = std::make_unique<Active>();
+  active->request = std::move(request);
+  Active& entry = *active;
+  active_.emplace(entry.request.get(), std::move(active));
+  by_id_.emplace(entry.request->id, entry.request.get());
+  ++waiting_requests_;
+  MakeStreams(entry);
+  metrics_->OnRequestAccepted(*entry.request);
+  if (tick_timer_ == nullptr) tick_timer_ = loop_->After(absl::Seconds(1), [this] { Tick(); });
+  ScheduleDispatch();
+  return absl::OkStatus();
+}
+
+void Scheduler::MakeStreams(Active& active) {
+  Request& request = *active.request;
+  const int64_t now_ns = MonotonicNowNs();
+  const Hash128 drawn = RandomHash128();
+  const int64_t seed = request.options.seed.value_or(static_cast<int64_t>(drawn.low));
+  for (size_t p = 0; p < request.prompts.size(); ++p) {
+    const auto& prompt = request.prompts[p];
+    TrackPtr leader;
+    for (int32_t i = 0; i < request.options.n; ++i) {
+      auto stream = std::make_shared<Stream>();
+      stream->id = RandomHash128();
+      stream->request = &request;
+      stream->choice = static_cast<int32_t>(p) * request.options.n + i;
+      stream->prompt_ids = prompt;
+      // Without a seed each prompt has its own; with one, each behaves as if it had been sent alone.
+      stream->seed = ChoiceSeed(request.options.seed ? seed : seed + static_cast<int64_t>(p), i);
+      const auto room = options_.context_tokens - static_cast<int32_t>(prompt->size());
+      stream->max_new_tokens = std::min(room, request.options.max_tokens.value_or(room));
+      stream->text = std::make_unique<ChoiceText>(tokenizer_, *prompt, request.options.stop, request.options.skip_special_tokens);
+      stream->events.push_back({StreamState::kQueued, now_ns});
+      request.streams.push_back(stream);
+      metrics_->OnAdded();
+
+      auto track = std::make_shared<Track>();
+      track->owner = active.request;
+      track->stream = stream;
+      track->waiting_since_ns = now_ns;
+      active.tracks.push_back(track);
+      if (leader != nullptr && static_cast<int32_t>(prompt->size()) > kPageTokens) {
+        leader->followers.push_back(track);
+      } else {
+        Enqueue(track, false);
+        if (leader == nullptr) leader = track;
+      }
+    }
+  }
+}
+
+void Scheduler::Enqueue(const TrackPtr& track, bool at_head) {
+  const Stream& stream = *track->stream;
+  // Peek looked at the first prompt; a follower's prompt is in the pool by now.
+  int64_t cached = stream.choice == 0 ? track->owner->cached_prefix_tokens : 0;
+  if (stream.choice % track->owner->options.n != 0 && stream.prefill_until() > kPageTokens) cached = stream.prefill_until();
+  const bool is_long = stream.prefill_until() - cached > options_.chunked_prefill_max_tokens;
+  const bool to_prefill = is_long && !track->prefilled && stream.output_ids.empty();
+  FairQueue<TrackPtr>& queue = to_prefill ? prefill_queue_ : decode_queue_;
+  if (at_head) {
+    queue.PushHead(track);
+  } else {
+    queue.PushBack(track->owner->key_index, track);
+  }
+}
+
+void Scheduler::ScheduleDispatch() {
+  if (std::exchange(dispatch_scheduled_, true)) return;
+  loop_->Post([this, alive = alive_] {
+    if (!*alive) return;
+    dispatch_scheduled_ = false;
+    Dispatch();
+  });
+}
+
+bool Scheduler::AnyReady(WorkerLink::Kind kind) const {
+  return std::any_of(links_.begin(), links_.end(), [&](const auto& link) { return link->kind() == kind && link->ready(); });
+}
+
+WorkerLink* Scheduler::FreeLink(WorkerLink::Kind kind) const {
+  WorkerLink* best = nullptr;
+  for (const auto& link : links_) {
+    if (link->kind() != kind || link->FreePlaces() == 0) continue;
+    if (best == nullptr || link->running() < best->running()) best = link.get();
+  }
+  return best;
+}
+
+Scheduler::TrackPtr Scheduler::NextForDecode() {
+  if (handoff_.empty() && decode_queue_.empty()) return nullptr;
+  if (decode_queue_.empty() || (!handoff_.empty() && handoff_.front()->arrived_ns() <= decode_queue_.Next()->arrived_ns())) {
+    TrackPtr track = std::move(handoff_.front());
+    handoff_.pop_front();
+    return track;
+  }
+  return decode_queue_.Pop();
+}
+
+void Scheduler::Dispatch() {
+  // Without any prefill worker that answers, decode prefills long prompts too: slower, but nobody waits for a process that may not come.
+  if (!prefill_queue_.empty() && !AnyReady(WorkerLink::Kind::kPrefill) && AnyReady(WorkerLink::Kind::kDecode)) {
+    while (!prefill_queue_.empty()) {
+      TrackPtr track = prefill_queue_.Pop();
+      decode_queue_.PushBack(track->owner->key_index, std::move(track));
+    }
+  }
+  while (WorkerLink* link = FreeLink(WorkerLink::Kind::kDecode)) {
+    const TrackPtr track = NextForDecode();
+    if (track == nullptr) break;
+    StartCall(track, link);
+  }
+  // Prefill runs ahead of decode by what decode could hold, no further: each stream that waits for decode holds its pages.
+  size_t ahead_max = 0;
+  for (const auto& link : links_) {
+    if (link->kind() == WorkerLink::Kind::kDecode) ahead_max += static_cast<size_t>(std::max(1, link->status().max_batch()));
+  }
+  while (!prefill_queue_.empty() && handoff_.size() < ahead_max) {
+    WorkerLink* link = FreeLink(WorkerLink::Kind::kPrefill);
+    if (link == nullptr) break;
+    StartCall(prefill_queue_.Pop(), link);
+  }
+}
+
+void Scheduler::StartCall(const TrackPtr& track, WorkerLink* link) {
+  Stream& stream = *track->stream;
+  const RequestOptions& options = track->owner->options;
+  if (Active& active = *active_.at(track->owner.get()); std::exchange(active.waiting, false)) --waiting_requests_;
+  ++stream.epoch;
+  if (track->touched && stream.state == StreamState::kQueued) metrics_->OnResume();
+  track->touched = true;
+
+  v1::Stream value;
+  value.set_request_id(ToBytes(stream.id));
+  value.set_epoch(stream.epoch);
+  value.set_generation(stream.generation);
+  value.mutable_prompt_ids()->Add(stream.prompt_ids->begin(), stream.prompt_ids->end());
+  value.mutable_output_ids()->Add(stream.output_ids.begin(), stream.output_ids.end());
+  *value.mutable_sampling() = options.sampling;
+  value.set_seed(stream.seed);
+  value.set_max_new_tokens(stream.max_new_tokens);
+  value.set_min_tokens(options.min_tokens);
+  // Stop tokens that the client named end the stream even where the model's own end tokens are ignored.
+  value.set_ignore_eos(options.ignore_eos && options.stop_token_ids.empty());
+  if (!options.ignore_eos) value.mutable_eos_ids()->Add(options_.eos_ids.begin(), options_.eos_ids.end());
+  value.mutable_eos_ids()->Add(options.stop_token_ids.begin(), options.stop_token_ids.end());
+  value.set_num_logprobs(options.num_logprobs);
+  value.set_prefill_until(stream.prefill_until());
+
+  Move(track, link->kind() == WorkerLink::Kind::kPrefill ? StreamState::kPrefilling : StreamState::kDecoding);
+  auto ref = std::make_shared<CallRef>();
+  ref->link = link;
+  link->AddRunning(1);
+  track->ref = ref;
+  // The closures outlive the scheduler only until it goes: its destructor cancels every call, and a cancelled call is silent.
+  track->call = link->Continue(
+      value, [this, track, ref, alive = alive_](const v1::StreamEvent& event) { if (*alive) OnEvent(track, ref, event); },
+      [this, track, ref, alive = alive_](const absl::Status& status) { if (*alive) OnCallDone(track, ref, status); });
+}
+
+void Scheduler::OnEvent(const TrackPtr& track, const std::shared_ptr<CallRef>& ref, const v1::StreamEvent& event) {
+  Stream& stream = *track->stream;
+  if (track->ref != ref || event.epoch() != stream.epoch || IsEnd(stream.state)) return;
+  ref->saw_event = true;
+  ref->link->Accepted();
+  track->refused_since_ns = 0;
+  switch (event.event_case()) {
+    case v1::StreamEvent::kStarted:
+      if (!stream.cached_tokens) stream.cached_tokens = event.started().cached_tokens();
+      if (stream.generation.empty()) stream.generation = event.started().generation();
+      return;
+    case v1::StreamEvent::kPrefilled:
+      if (stream.state != StreamState::kPrefilling) return;
+      track->prefilled = true;
+      track->lost = 0;
+      EndCall(track, false);
+      Move(track, StreamState::kHandoff);
+      track->waiting_since_ns = MonotonicNowNs();
+      handoff_.push_back(track);
+      ScheduleDispatch();
+      return;
+    case v1::StreamEvent::kToken:
+      OnToken(track, event.token());
+      return;
+    case v1::StreamEvent::kFinished:
+      if (event.finished().reason() == v1::StreamEvent::Finished::REASON_PREEMPTED) {
+        EndCall(track, false);
+        Requeue(track, "its place was taken");
+      } else {
+        // The router has seen the end itself by the last token; here only what the worker ended for reasons of its own.
+        const bool eos = event.finished().reason() == v1::StreamEvent::Finished::REASON_EOS;
+        FinishChoice(track, eos ? FinishReason::kStop : FinishReason::kLength);
+      }
+      return;
+    case v1::StreamEvent::EVENT_NOT_SET:
+      return;
+  }
+}
+
+void Scheduler::OnToken(const TrackPtr& track, const v1::StreamEvent::Token& token) {
+  Stream& stream = *track->stream;
+  const auto have = static_cast<int32_t>(stream.output_ids.size());
+  if (token.index() < have) return;  // a repetition
+  if (token.index() > have) {
+    spdlog::error("{}: token {} came from {} where {} was due; asking again", stream.request->id, token.index(), track->ref->link->name(), have);
+    EndCall(track, true);
+    Requeue(track, "a token was missing");
+    return;
+  }
+  const RequestOptions& options = track->owner->options;
+  const int64_t now_ns = MonotonicNowNs();
+  metrics_->OnToken(stream, now_ns);
+  if (stream.first_token_ns == 0) stream.first_token_ns = now_ns;
+  stream.last_token_ns = now_ns;
+  stream.output_ids.push_back(token.id());
+  track->lost = 0;
+  ReleaseFollowers(track);
+
+  OutputToken out{token.id(), token.logprob(), {}, false};
+  for (const auto& top : token.top()) out.top.push_back({top.id(), top.logprob()});
+  const auto among = [&](const std::vector<int32_t>& ids) { return std::find(ids.begin(), ids.end(), token.id()) != ids.end(); };
+  out.is_end = have + 1 > options.min_tokens && ((!options.ignore_eos && among(options_.eos_ids)) || among(options.stop_token_ids));
+  const bool is_end = out.is_end;
+  const ChoiceDelta delta = stream.text->Push(std::move(out));
+  track->owner->sink->OnDelta(stream.choice, delta);
+  if (IsEnd(stream.state)) return;  // the sink may cancel
+
+  if (stream.text->stopped() || is_end) {
+    FinishChoice(track, FinishReason::kStop);
+  } else if (have + 1 >= stream.max_new_tokens) {
+    FinishChoice(track, FinishReason::kLength);
+  }
+}
+
+void Scheduler::OnCallDone(const TrackPtr& track, const std::shared_ptr<CallRef>& ref, const absl::Status& status) {
+  ref->Release();
+  ScheduleDispatch();
+  Stream& stream = *track->stream;
+  if (track->ref != ref) return;
+  track->ref = nullptr;
+  track->call = nullptr;
+  if (IsEnd(stream.state)) {
+    // Its worker frees the pages of a stream that it ended; one that broke did not.
+    if (!status.ok()) FreePages(stream, 0);
+    return;
+  }
+  if (absl::IsResourceExhausted(status)) {
+    ref->link->BackOff();
+    const int64_t now_ns = MonotonicNowNs();
+    if (track->refused_since_ns == 0) track->refused_since_ns = now_ns;
+    int others = 0;
+    for (const auto& link : links_) others += link->running();
+    if (others == 0 && Since(track->refused_since_ns) > options_.give_up) {
+      FailRequest(track, Annotate(status, "no worker has room for this request though nothing else runs"));
+      return;
+    }
+    Requeue(track, std::string(status.message()));
+    return;
+  }
+  if (absl::IsInvalidArgument(status) || absl::IsUnimplemented(status)) {
+    FailRequest(track, absl::InternalError(absl::StrCat(ref->link->name(), " refused the stream: ", status.message())));
+    return;
+  }
+  if (absl::IsAborted(status)) {
+    if (!stream.output_ids.empty()) {
+      FailRequest(track, absl::UnavailableError("the model was replaced while this request was running: send it again"));
+      return;
+    }
+    stream.generation.clear();
+    track->prefilled = false;
+    Requeue(track, std::string(status.message()));
+    return;
+  }
+  const std::string why = status.ok() ? "the worker ended the call early" : std::string(status.message());
+  // A call that broke before its first event never reached a worker, or met one that is stopping: that says nothing about the stream.
+  if (ref->saw_event && ++track->lost >= options_.attempts_max) {
+    FailRequest(track, absl::InternalError(absl::StrFormat("this request lost %d workers in a row (last: %s): giving it up", track->lost, why)));
+    return;
+  }
+  ref->link->Suspect(why);
+  Requeue(track, why);
+}
+
+void Scheduler::Requeue(const TrackPtr& track, const std::string& why) {
+  if (const auto permit = LogAllowed("requeue", 30)) {
+    spdlog::info("{}[{}] waits at the queue's head with {} tokens: {}{}", track->owner->id, track->stream->choice, track->stream->output_ids.size(),
+                 why, permit->suppressed ? fmt::format(" ({} equal lines not shown)", permit->suppressed) : "");
+  }
+  Move(track, StreamState::kQueued);
+  track->waiting_since_ns = MonotonicNowNs();
+  Enqueue(track, true);
+  ScheduleDispatch();
+}
+
+void Scheduler::EndCall(const TrackPtr& track, bool cancel) {
+  if (cancel && track->call) {
+    track->call->Cancel();  // silent from here: OnCallDone will not come
+    track->ref->Release();
+    ScheduleDispatch();
+  }
+  // Without cancel the call goes on to its end by itself, and OnCallDone gives its place back.
+  track->call = nullptr;
+  track->ref = nullptr;
+}
+
+void Scheduler::FinishChoice(const TrackPtr& track, FinishReason reason) {
+  Stream& stream = *track->stream;
+  Request* request = stream.request;
+  if (!stream.text->stopped()) {
+    const ChoiceDelta rest = stream.text->Finish();
+    if (stream.text->stopped()) reason = FinishReason::kStop;
+    if (!rest.text.empty()) request->sink->OnDelta(stream.choice, rest);
+    if (IsEnd(stream.state)) return;
+  }
+  const bool ended_by_worker = !stream.text->stopped();
+  Move(track, StreamState::kDone);
+  // A stop string is the router's own finding: the worker must be told. Otherwise the call is watched until its end.
+  if (!ended_by_worker) EndCall(track, true);
+  ReleaseFollowers(track);
+  request->sink->OnChoiceFinished(stream.choice, reason, stream.text->stop_string());
+  EndIfComplete(request, true);
+}
+
+void Scheduler::FailRequest(const TrackPtr& track, const absl::Status& status) {
+  const auto at = active_.find(track->owner.get());
+  if (at == active_.end()) return;
+  const std::shared_ptr<Request> request = track->owner;
+  request->failure = status;
+  for (const TrackPtr& each : at->second->tracks) {
+    if (!IsEnd(each->stream->state)) Move(each, StreamState::kFailed);
+  }
+  CancelStreams(*at->second);
+  spdlog::warn("{} failed: {}", request->id, std::string(status.message()));
+  EndIfComplete(request.get(), true);
+}
+
+void Scheduler::CancelStreams(Active& active) {
+  for (const TrackPtr& track : active.tracks) {
+    const bool with_worker = track->call != nullptr && track->ref->link->ready();
+    decode_queue_.Remove(track);
+    prefill_queue_.Remove(track);
+    handoff_.erase(std::remove(handoff_.begin(), handoff_.end(), track), handoff_.end());
+    track->followers.clear();
+    const bool was_running = !IsEnd(track->stream->state);
+    const bool unfinished = was_running || track->stream->state == StreamState::kFailed;
+    if (was_running) Move(track, StreamState::kCancelled);
+    if (!unfinished) continue;
+    EndCall(track, true);
+    // A worker that hears the cancel frees the pages; nobody does for a stream that was between workers.
+    if (track->touched && !with_worker) FreePages(*track->stream, 0);
+  }
+}
+
+void Scheduler::Cancel(const std::shared_ptr<Request>& request) {
+  const auto at = active_.find(request.get());
+  if (at == active_.end()) return;
+  CancelStreams(*at->second);
+  EndIfComplete(request.get(), false);
+}
+
+Scheduler::CancelResult Scheduler::CancelById(const std::string& id) {
+  const auto at = by_id_.find(id);
+  if (at == by_id_.end()) return ended_set_.contains(id) ? CancelResult::kHadEnded : CancelResult::kNeverSeen;
+  Active& active = *active_.at(at->second);
+  const std::shared_ptr<Request> request = active.request;
+  std::vector<int32_t> open;
+  for (const auto& stream : request->streams) {
+    if (!IsEnd(stream->state)) open.push_back(stream->choice);
+  }
+  CancelStreams(active);
+  for (const int32_t choice : open) request->sink->OnChoiceFinished(choice, FinishReason::kCancelled, "");
+  EndIfComplete(request.get(), true);
+  return CancelResult::kWasRunning;
+}
+
+void Scheduler::EndIfComplete(Request* request, bool tell) {
+  const auto at = active_.find(request);
+  if (at == active_.end() || !request->ended()) return;
+  const std::unique_ptr<Active> active = std::move(at->second);
+  active_.erase(at);
+  by_id_.erase(request->id);
+  ended_ids_.push_back(request->id);
+  ++ended_set_[request->id];
+  if (ended_ids_.size() > kEndedIdsMax) {
+    if (const auto old = ended_set_.find(ended_ids_.front()); --old->second == 0) ended_set_.erase(old);
+    ended_ids_.pop_front();
+  }
+  if (active->waiting) --waiting_requests_;
+  metrics_->OnRequestEnd(*request);
+  const Usage usage = request->usage();
+  if (const auto permit = LogAllowed("request-end", 60)) {
+    const Stream& first = *request->streams.front();
+    spdlog::info("{} {}: {} prompt tokens ({} cached), {} out, first token after {} ms, {} s in all{}", request->id,
+                 StreamStateName(first.state), usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens,
+                 first.first_token_ns ? fmt::format("{:.0f}", static_cast<double>(first.first_token_ns - request->arrived_ns) / 1e6) : "-",
+                 fmt::format("{:.2f}", absl::ToDoubleSeconds(Since(request->arrived_ns))),
+                 permit->suppressed ? fmt::format(" ({} requests not shown)", permit->suppressed) : "");
+  }
+  if (tell) request->sink->OnEnd(request->failure, usage);
+  if (active_.empty()) {
+    tick_timer_.reset();
+    if (on_empty_) std::exchange(on_empty_, nullptr)();
+  }
+}
+
+void Scheduler::ReleaseFollowers(const TrackPtr& track) {
+  for (const TrackPtr& follower : std::exchange(track->followers, {})) Enqueue(follower, false);
+  ScheduleDispatch();
+}
+
+void Scheduler::Move(const TrackPtr& track, StreamState to) {
+  Stream& stream = *track->stream;
+  const StreamState from = stream.state;
+  HEARTH_CHECK(MayMove(from, to));
+  const int64_t now_ns = MonotonicNowNs();
+  stream.state = to;
+  stream.events.push_back({to, now_ns});
+  metrics_->OnMove(stream, from, now_ns);
+}
+
+void Scheduler::FreePages(const Stream& stream, int attempt) {
+  loop_->Offload([this, id = stream.id, attempt, loop = loop_, store = store_, alive = alive_] {
+    const absl::Status freed = store->Free(id, 0);
+    if (freed.ok() || absl::IsNotFound(freed) || attempt >= 2) return;
+    // The store may not have seen yet that the worker is gone; what is missed here goes with the store's own grace time.
+    loop->Post([this, id, attempt, alive] {
+      if (!*alive) return;
+      const int key = next_free_timer_++;
+      free_timers_[key] = loop_->After(absl::Seconds(3), [this, id, attempt, key] {
+        Stream again;
+        again.id = id;
+        FreePages(again, attempt + 1);
+        free_timers_.erase(key);
+      });
+    });
+  });
+}
+
+void Scheduler::Drain(std::function<void()> on_empty) {
+  draining_ = true;
+  if (active_.empty()) {
+    on_empty();
+  } else {
+    on_empty_ = std::move(on_empty);
+  }
+}
+
+void Scheduler::FailAll(const absl::Status& status) {
+  std::vector<TrackPtr> firsts;
+  for (const auto& [request, active] : active_) firsts.push_back(active->tracks.front());
+  for (const TrackPtr& track : firsts) FailRequest(track, status);
+}
+
+void Scheduler::Tick() {
+  tick_timer_ = loop_->After(absl::Seconds(1), [this] { Tick(); });
+  const bool decode_ready = AnyReady(WorkerLink::Kind::kDecode);
+  std::vector<TrackPtr> give_up, move;
+  for (const auto& [request, active] : active_) {
+    for (const TrackPtr& track : active->tracks) {
+      if (IsEnd(track->stream->state)) continue;
+      if (track->ref == nullptr) {
+        if (!decode_ready && Since(track->waiting_since_ns) > options_.give_up) give_up.push_back(track);
+      } else if (!track->ref->link->ready()) {
+        // The process is there but does not answer (stopped, hung). It may wake: its call stays open while nobody else could take the stream.
+        if (AnyReady(track->ref->link->kind())) {
+          move.push_back(track);
+        } else if (Since(track->ref->link->away_since_ns()) > options_.give_up) {
+          give_up.push_back(track);
+        }
+      }
+    }
+  }
+  for (const TrackPtr& track : move) {
+    const std::string why = track->ref->link->name() + " is " + track->ref->link->state();
+    EndCall(track, true);
+    Requeue(track, why);
+  }
+  for (const TrackPtr& track : give_up) {
+    FailRequest(track, absl::UnavailableError(absl::StrCat("no worker has taken this request for ", absl::FormatDuration(options_.give_up), ": ",
+                                                           DecodeReadiness().message())));
+  }
+  ScheduleDispatch();
+}
+
+}  // namespace hearth::router

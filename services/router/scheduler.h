@@ -1,0 +1,130 @@
+// The scheduler: which stream goes to which worker, when, and what happens when a worker refuses, hangs or dies.
+// Room: services/router. May touch: worker links, the store's client, common/base. Not: sockets, JSON.
+// Threads: the loop only.
+//
+// Path: a prompt whose uncached part is at most `chunked_prefill_max_tokens` goes to a decode worker, which prefills it in chunks between
+// its steps; a longer one goes to a prefill worker, and from there (HANDOFF) to a decode worker. Without a prefill worker decode takes all.
+// A stream that was accepted stays accepted: a lost worker, a lost place (preemption) or a refusal puts it back to the queue's head and it
+// goes on behind the last token that the router has, in a new epoch. It fails only when no worker could take it for `give_up`, when it
+// has lost `attempts_max` workers in a row without gaining a token (it may be what kills them), or when its weights are gone.
+// Order: FIFO within an API key, round robin between keys; hand-offs and new streams share decode's places by arrival, so neither starves.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "absl/container/flat_hash_map.h"
+#include "absl/status/status.h"
+#include "absl/time/time.h"
+#include "common/rpc/store_client.h"
+#include "common/text/tokenizer.h"
+#include "services/router/event_loop.h"
+#include "services/router/fair_queue.h"
+#include "services/router/metrics.h"
+#include "services/router/request.h"
+#include "services/router/worker_link.h"
+
+namespace hearth::router {
+
+struct SchedulerOptions {
+  int64_t max_queue = 256;
+  int64_t chunked_prefill_max_tokens = 2048;
+  int32_t context_tokens = 0;
+  std::vector<int32_t> eos_ids;
+  absl::Duration give_up = absl::Seconds(60);
+  // Requests that come while no decode worker is ready still queue for so long: a worker's restart takes seconds.
+  absl::Duration admit_grace = absl::Seconds(5);
+  int attempts_max = 5;
+  LinkTimes link_times;
+};
+
+class Scheduler {
+ public:
+  Scheduler(EventLoop* loop, SchedulerOptions options, const Tokenizer* tokenizer, StoreClient* store, Metrics* metrics);
+  ~Scheduler();
+
+  void AddWorker(WorkerLink::Kind kind, const std::string& name, const std::string& socket_path);
+
+  // Makes the request's streams and queues them. Errors leave nothing behind: InvalidArgument (longer than the context, with both
+  // numbers), ResourceExhausted (queue full), Unavailable (not ready, draining).
+  absl::Status Submit(std::shared_ptr<Request> request);
+  // The client is gone: workers hear of it at once. The sink hears nothing more.
+  void Cancel(const std::shared_ptr<Request>& request);
+  // Cancel by id, from another client: the sink hears of cancelled choices and the end.
+  enum class CancelResult { kWasRunning, kHadEnded, kNeverSeen };
+  CancelResult CancelById(const std::string& id);
+
+  // New requests are refused from now on; `on_empty` is called once when nothing runs.
+  void Drain(std::function<void()> on_empty);
+  void FailAll(const absl::Status& status);
+
+  bool draining() const { return draining_; }
+  // OK, or Unavailable with the reason: whether a decode worker is ready now.
+  absl::Status DecodeReadiness() const;
+  size_t active_requests() const { return active_.size(); }
+  const std::vector<std::unique_ptr<WorkerLink>>& links() const { return links_; }
+  // Called when a link's readiness changes.
+  void set_on_readiness(std::function<void()> callback) { on_readiness_ = std::move(callback); }
+  // Further conditions of taking requests in (the store): OK or the reason.
+  void set_gate(std::function<absl::Status()> gate) { gate_ = std::move(gate); }
+
+ private:
+  struct CallRef;
+  struct Track;
+  struct Active;
+  using TrackPtr = std::shared_ptr<Track>;
+
+  absl::Status Admit(const Request& request) const;
+  void MakeStreams(Active& active);
+  void Enqueue(const TrackPtr& track, bool at_head);
+  void Dispatch();
+  void ScheduleDispatch();
+  TrackPtr NextForDecode();
+  WorkerLink* FreeLink(WorkerLink::Kind kind) const;
+  bool AnyReady(WorkerLink::Kind kind) const;
+  void StartCall(const TrackPtr& track, WorkerLink* link);
+  void OnEvent(const TrackPtr& track, const std::shared_ptr<CallRef>& ref, const v1::StreamEvent& event);
+  void OnToken(const TrackPtr& track, const v1::StreamEvent::Token& token);
+  void OnCallDone(const TrackPtr& track, const std::shared_ptr<CallRef>& ref, const absl::Status& status);
+  void Requeue(const TrackPtr& track, const std::string& why);
+  void EndCall(const TrackPtr& track, bool cancel);
+  void FinishChoice(const TrackPtr& track, FinishReason reason);
+  void FailRequest(const TrackPtr& track, const absl::Status& status);
+  void CancelStreams(Active& active);
+  void EndIfComplete(Request* request, bool tell);
+  void Move(const TrackPtr& track, StreamState to);
+  void FreePages(const Stream& stream, int attempt);
+  void ReleaseFollowers(const TrackPtr& track);
+  void Tick();
+
+  EventLoop* loop_;
+  const SchedulerOptions options_;
+  const Tokenizer* tokenizer_;
+  StoreClient* store_;
+  Metrics* metrics_;
+  std::function<void()> on_readiness_;
+  std::function<absl::Status()> gate_;
+  std::function<void()> on_empty_;
+  bool draining_ = false;
+  bool dispatch_scheduled_ = false;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
+
+  absl::flat_hash_map<const Request*, std::unique_ptr<Active>> active_;
+  absl::flat_hash_map<std::string, const Request*> by_id_;
+  std::deque<std::string> ended_ids_;  // the last ones, for CancelById
+  absl::flat_hash_map<std::string, int> ended_set_;
+  FairQueue<TrackPtr> decode_queue_;
+  FairQueue<TrackPtr> prefill_queue_;
+  std::deque<TrackPtr> handoff_;
+  int64_t waiting_requests_ = 0;  // of which no stream has been with a worker yet
+  std::shared_ptr<void> tick_timer_;
+  std::map<int, std::shared_ptr<void>> free_timers_;
+  int next_free_timer_ = 0;
+  std::vector<std::unique_ptr<WorkerLink>> links_;
+};
+
+}  // namespace hearth::router
