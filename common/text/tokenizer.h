@@ -1,6 +1,7 @@
 // Tokenizer from a Hugging Face tokenizer.json: byte-level BPE with regex splits, normaliser, added tokens.
 // Room: common/text. May touch: common/base. Threads: any; const after load.
-// Linear in the text for any input: a piece is merged with a heap of pairs, never by rescanning; splits never recurse.
+// O(n log n) in the text for any input: a piece is merged with a heap of pairs, never by rescanning; splits never
+// recurse.
 #pragma once
 
 #include <cstdint>
@@ -11,6 +12,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/text/decode_style.h"
 
 namespace hearth {
 
@@ -21,11 +23,12 @@ struct AddedToken {
 };
 
 struct EncodeOptions {
-  // BOS/EOS as tokenizer_config.json (add_bos_token, add_eos_token) or the post-processor ask; a text that already begins with BOS gets no second one.
+  // BOS/EOS as tokenizer_config.json (add_bos_token, add_eos_token) or the post-processor ask; a text that already
+  // begins with BOS gets no second one.
   bool add_special_tokens = true;
-  // Texts of *special* added tokens become their ids. False: they are ordinary text, for what a user wrote. Added tokens that
-  // are not special (DeepSeek's <|User|>) are always honoured by the reference; here they too follow this flag, so that user text
-  // can't forge a turn.
+  // Texts of added tokens become their ids. False: they are ordinary text, for what a user wrote. Added tokens that are
+  // not special (DeepSeek's <|User|>) are always honoured by the reference; here they too follow this flag, so that
+  // user text can't forge a turn.
   bool parse_special = false;
 };
 
@@ -37,20 +40,27 @@ struct TextSpan {
 
 class Tokenizer {
  public:
-  // Reads tokenizer.json and, beside it, tokenizer_config.json when there. Errors name file and key, what was found and what is supported.
+  // Reads tokenizer.json and, beside it, tokenizer_config.json when there. Errors name file and key, what was found and
+  // what is supported.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& model_dir);
   virtual ~Tokenizer() = default;
 
   // InvalidArgument when the text is not valid UTF-8 (with the byte offset).
   virtual absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options) const = 0;
-  // Adjacent spans of equal trust behave as one text.
-  virtual absl::StatusOr<std::vector<int32_t>> EncodeSpans(const std::vector<TextSpan>& spans, bool add_special_tokens) const = 0;
+  // The spans are one text: ids are those of Encode for their concatenation, but added tokens count only where they lie
+  // wholly in adjacent spans that are trusted.
+  virtual absl::StatusOr<std::vector<int32_t>> EncodeSpans(const std::vector<TextSpan>& spans,
+                                                           bool add_special_tokens) const = 0;
 
-  // The bytes of one token, exactly (may be a part of a character). Special tokens give their text. Empty for an id outside the vocabulary.
+  // The bytes of one token, exactly (may be a part of a character). Special tokens give their text. Empty for an id
+  // outside the vocabulary.
   virtual std::string_view TokenBytes(int32_t id) const = 0;
   virtual bool IsSpecial(int32_t id) const = 0;
-  // Whole text, invalid UTF-8 replaced by U+FFFD as the reference does.
+  // Whole text, invalid UTF-8 replaced by U+FFFD as the reference does. Equals what a TextStream with decode_style()
+  // makes of the same tokens' bytes.
   virtual std::string Decode(const std::vector<int32_t>& ids, bool skip_special) const = 0;
+  // What Decode does to the joined text beyond that, for TextStream.
+  virtual DecodeStyle decode_style() const { return {}; }
 
   virtual std::optional<int32_t> TokenToId(std::string_view content) const = 0;
   virtual int32_t vocab_size() const = 0;  // largest id + 1
@@ -60,7 +70,8 @@ class Tokenizer {
   virtual std::string_view bos_text() const = 0;
   virtual std::string_view eos_text() const = 0;
   virtual bool add_bos() const = 0;
-  virtual std::string_view chat_template() const = 0;  // from tokenizer_config.json or chat_template.jinja; empty when there is none
+  virtual std::string_view chat_template()
+      const = 0;  // from tokenizer_config.json or chat_template.jinja; empty when there is none
 };
 
 }  // namespace hearth
