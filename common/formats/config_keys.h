@@ -1,4 +1,5 @@
-// Typed, bounded access to one object of a config.json, with errors that name the key, what was found and what would do.
+// Typed, bounded access to one object of a config.json, with errors that name the key, what was found and what would
+// do.
 // Room: common/formats, internal. Threads: one.
 #pragma once
 
@@ -25,7 +26,7 @@ class ConfigKeys {
     int64_t max;
   };
 
-  bool Has(std::string_view key) const { return Find(key) != nullptr; }                       // there, even if null
+  bool Has(std::string_view key) const { return Find(key) != nullptr; }  // there, even if null
   bool HasValue(std::string_view key) const { return Find(key) != nullptr && !Find(key)->is_null(); }
   const nlohmann::json* Find(std::string_view key) const;
 
@@ -35,7 +36,8 @@ class ConfigKeys {
   // Null means `if_null`, as several published configs write it.
   absl::StatusOr<int64_t> IntOrNull(std::string_view key, int64_t fallback, int64_t if_null, Range range) const;
   absl::StatusOr<double> Double(std::string_view key, double min, double max) const;
-  absl::StatusOr<double> DoubleOr(std::string_view key, double fallback, double min, double max, bool note = true) const;
+  absl::StatusOr<double> DoubleOr(std::string_view key, double fallback, double min, double max,
+                                  bool note = true) const;
   absl::StatusOr<bool> BoolOr(std::string_view key, bool fallback, bool note = false) const;
   absl::StatusOr<std::string> StringOr(std::string_view key, std::string_view fallback, bool note = false) const;
 

@@ -1,4 +1,5 @@
 // A small valid config of each family, and a way to change one key at a time.
+//
 // Room: common/formats, tests only.
 #pragma once
 
@@ -47,7 +48,8 @@ inline nlohmann::json BaseV2() {
 }
 
 inline nlohmann::json Fp8Blocks() {
-  return {{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"activation_scheme", "dynamic"}, {"weight_block_size", {128, 128}}};
+  return {
+      {"quant_method", "fp8"}, {"fmt", "e4m3"}, {"activation_scheme", "dynamic"}, {"weight_block_size", {128, 128}}};
 }
 
 inline absl::StatusOr<ModelConfig> Parse(const nlohmann::json& config, const std::string& generation = "") {

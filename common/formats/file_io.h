@@ -1,7 +1,8 @@
 // Small files read whole with a limit, and file handles that close themselves: the formats' only doors to the disk.
+//
 // Room: common/formats. May touch: common/base. Threads: any.
-// A path that can't be opened is reported with the component that stands in the way, because "permission denied" on a long path
-// hides which folder has to be changed.
+// A path that can't be opened is reported with the component that stands in the way, because "permission denied" on a
+// long path hides which folder has to be changed.
 #pragma once
 
 #include <cstdint>

@@ -27,7 +27,8 @@ BENCHMARK(BM_CheckValues)->Arg(1)->Arg(2)->Arg(3)->Arg(4)->Unit(benchmark::kMill
 
 // About 1 GB: 8 layers of 64 experts.
 void BM_Synth(benchmark::State& state) {
-  const std::string config = R"({"architectures":["DeepseekV3ForCausalLM"],"vocab_size":4096,"hidden_size":1024,"intermediate_size":4096,
+  const std::string config =
+      R"({"architectures":["DeepseekV3ForCausalLM"],"vocab_size":4096,"hidden_size":1024,"intermediate_size":4096,
     "moe_intermediate_size":640,"num_hidden_layers":9,"num_attention_heads":8,"max_position_embeddings":4096,"q_lora_rank":512,
     "kv_lora_rank":512,"qk_nope_head_dim":128,"qk_rope_head_dim":64,"v_head_dim":128,"rope_theta":10000,"n_routed_experts":64,
     "num_experts_per_tok":8,"n_shared_experts":1,"first_k_dense_replace":1,"n_group":8,"topk_group":4,"norm_topk_prob":true,

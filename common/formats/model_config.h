@@ -1,8 +1,10 @@
-// What a checkpoint's config.json says, checked once: the DeepSeek family (V2, V3/R1, Kimi-K2), with the checkpoint's own names.
+// What a checkpoint's config.json says, checked once: the DeepSeek family (V2, V3/R1, Kimi-K2), with the checkpoint's
+// own names.
 // Room: common/formats. May touch: common/base. Threads: any; a plain value.
 //
-// Every key is either required, or has the default that Transformers gives it; a missing, null, mistyped or contradictory one is
-// an InvalidArgument that names the key, what was found and what is supported. Unknown architectures are refused by name.
+// Every key is either required, or has the default that Transformers gives it; a missing, null, mistyped or
+// contradictory one is an InvalidArgument that names the key, what was found and what is supported. Unknown
+// architectures are refused by name.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +18,8 @@
 namespace hearth {
 
 enum class ScoringFunc { kSigmoid, kSoftmax };
-// greedy: plain top-k. group_limited_greedy: groups scored by their best expert. noaux_tc: bias for the choice, groups by their two best.
+// greedy: plain top-k. group_limited_greedy: groups scored by their best expert. noaux_tc: bias for the choice, groups
+// by their two best.
 enum class TopkMethod { kGreedy, kGroupLimitedGreedy, kNoauxTc };
 
 struct RopeScaling {  // YaRN (arXiv 2309.00071); absent = plain RoPE
@@ -72,7 +75,8 @@ struct ModelConfig {
   std::optional<int32_t> bos_token_id;
 
   bool fp8_blocks = false;  // quantization_config: fp8, e4m3, 128x128 blocks
-  std::vector<std::string> notes;  // what was assumed, for the log ("rope_scaling.original_max_position_embeddings missing: ...")
+  // What was assumed, for the log ("rope_scaling.original_max_position_embeddings is missing: ...").
+  std::vector<std::string> notes;
 
   bool IsMoeLayer(int64_t layer) const {
     return n_routed_experts > 0 && layer >= first_k_dense_replace && layer % moe_layer_freq == 0;
@@ -80,14 +84,17 @@ struct ModelConfig {
   int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
   int64_t kv_row() const { return kv_lora_rank + qk_rope_head_dim; }  // elements of KV a token and layer
 
-  // Softmax scale: (nope + rope)^-0.5, times mscale(factor, mscale_all_dim)^2 under YaRN (DeepSeek's own modelling code).
+  // Softmax scale: (nope + rope)^-0.5, times mscale(factor, mscale_all_dim)^2 under YaRN (DeepSeek's own modelling
+  // code).
   double SoftmaxScale() const;
-  // Rotary inverse frequencies [qk_rope_head_dim / 2] and the factor on cos and sin (YaRN: mscale(f, mscale) / mscale(f, mscale_all_dim)).
+  // Rotary inverse frequencies [qk_rope_head_dim / 2] and the factor on cos and sin (YaRN: mscale(f, mscale) /
+  // mscale(f, mscale_all_dim)).
   std::vector<double> RopeInverseFrequencies() const;
   double RopeAttentionFactor() const;
 };
 
-// `json_text`: config.json, where Python's NaN/Infinity are refused by key; `generation_config_text`: empty when the file is absent.
+// `json_text`: config.json, where Python's NaN/Infinity are refused by key; `generation_config_text`: empty when the
+// file is absent.
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json_text, std::string_view generation_config_text);
 // Reads both files of a Hugging Face directory.
 absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_dir);

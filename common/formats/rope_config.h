@@ -1,5 +1,7 @@
-// The dialects in which configs spell rotary positions: rope_scaling with type or rope_type, rope_parameters with theta inside, null, {}.
-// Room: common/formats, internal. All spellings of one model give one result; what contradicts itself or isn't known is refused.
+// The dialects in which configs spell rotary positions: rope_scaling with type or rope_type, rope_parameters with theta
+// inside, null, {}.
+// Room: common/formats, internal. All spellings of one model give one result; what contradicts itself
+// or isn't known is refused.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -19,6 +21,7 @@ struct RopeConfig {
   std::optional<RopeScaling> scaling;
 };
 
-absl::StatusOr<RopeConfig> ParseRopeConfig(const ConfigKeys& config, int64_t max_position_embeddings, std::vector<std::string>* notes);
+absl::StatusOr<RopeConfig> ParseRopeConfig(const ConfigKeys& config, int64_t max_position_embeddings,
+                                           std::vector<std::string>* notes);
 
 }  // namespace hearth

@@ -10,7 +10,9 @@ namespace hearth {
 namespace {
 
 // Section 3.4 of the paper: attention sharpened with the logarithm of the stretch, weighted by `mscale`.
-double YarnMagnitude(double factor, double mscale) { return factor <= 1.0 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0; }
+double YarnMagnitude(double factor, double mscale) {
+  return factor <= 1.0 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
+}
 
 // The (fractional) frequency index whose wave makes `rotations` turns within the original context.
 double DimensionOfRotations(double rotations, double dim, double theta, double context) {
@@ -29,7 +31,8 @@ double ModelConfig::SoftmaxScale() const {
 double ModelConfig::RopeAttentionFactor() const {
   if (!rope_scaling) return 1.0;
   if (rope_scaling->attention_factor) return *rope_scaling->attention_factor;
-  return YarnMagnitude(rope_scaling->factor, rope_scaling->mscale) / YarnMagnitude(rope_scaling->factor, rope_scaling->mscale_all_dim);
+  return YarnMagnitude(rope_scaling->factor, rope_scaling->mscale) /
+         YarnMagnitude(rope_scaling->factor, rope_scaling->mscale_all_dim);
 }
 
 std::vector<double> ModelConfig::RopeInverseFrequencies() const {
@@ -42,7 +45,8 @@ std::vector<double> ModelConfig::RopeInverseFrequencies() const {
   }
   if (!rope_scaling) return frequencies;
 
-  // Fast waves (below `low`) stay as trained, slow ones (above `high`) are stretched by the factor, a linear ramp lies between.
+  // Fast waves (below `low`) stay as trained, slow ones (above `high`) are stretched by the factor, a linear ramp lies
+  // between.
   const double context = static_cast<double>(rope_scaling->original_max_position_embeddings);
   const double low = std::max(std::floor(DimensionOfRotations(rope_scaling->beta_fast, dim, rope_theta, context)), 0.0);
   double high = std::min(std::ceil(DimensionOfRotations(rope_scaling->beta_slow, dim, rope_theta, context)), dim - 1.0);

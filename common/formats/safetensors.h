@@ -1,6 +1,8 @@
-// safetensors files and whole Hugging Face checkpoints: bytes on disk -> named tensors, every length checked before it is believed.
+// safetensors files and whole Hugging Face checkpoints: bytes on disk -> named tensors, every length checked before it
+// is believed.
 // Room: common/formats. May touch: common/base. Threads: any; const after open.
-// Format: 8-byte little-endian header length, JSON header {name: {dtype, shape, data_offsets}}, then the tensors' bytes.
+// Format: 8-byte
+// little-endian header length, JSON header {name: {dtype, shape, data_offsets}}, then the tensors' bytes.
 #pragma once
 
 #include <cstdint>
@@ -18,10 +20,11 @@ namespace hearth {
 // Where a tensor's bytes lie on disk.
 struct CheckpointTensor {
   std::string name;
-  DType dtype = DType::kInvalid;  // kInvalid: a type that Hearth can't compute with (I64, BOOL...); harmless unless the plan needs the tensor
+  DType dtype = DType::kInvalid;  // kInvalid: a type that Hearth can't compute with (I64, BOOL...); harmless unless the
+                                  // plan needs the tensor
   std::vector<int64_t> shape;
-  int file = 0;          // index into Checkpoint::files
-  uint64_t offset = 0;   // from the file's start
+  int file = 0;         // index into Checkpoint::files
+  uint64_t offset = 0;  // from the file's start
   uint64_t bytes = 0;
   std::string dtype_name;  // as the file spells it, for messages
 };
@@ -34,13 +37,15 @@ struct CheckpointFile {
 // Published cap of the format's own library; above it a header is refused.
 inline constexpr uint64_t kSafetensorsHeaderMax = 100'000'000;
 
-// Reads and checks one file's header: length, JSON, duplicate names, shape x dtype == bytes, offsets inside the file, without gap or
-// overlap. In order of offset. Errors name the file and the tensor: DataLoss for a file that is shorter than it says, else InvalidArgument.
+// Reads and checks one file's header: length, JSON, duplicate names, shape x dtype == bytes, offsets inside the file,
+// without gap or overlap. In order of offset. Errors name the file and the tensor: DataLoss for a file that is shorter
+// than it says, else InvalidArgument.
 absl::StatusOr<std::vector<CheckpointTensor>> ReadSafetensorsHeader(const std::string& path);
 
-// A Hugging Face directory: model.safetensors, or the shards that model.safetensors.index.json names, or (no index) every
-// *.safetensors there. Errors: NotFound for missing shards or indexed tensors, all of them named, "incomplete download?";
-// DataLoss for truncated files; InvalidArgument for what contradicts itself (a tensor in two files, index and file disagree).
+// A Hugging Face directory: model.safetensors, or the shards that model.safetensors.index.json names, or (without an
+// index) every *.safetensors there. Errors: NotFound for missing shards or indexed tensors, all of them named, "incomplete
+// download?"; DataLoss for truncated files; InvalidArgument for what contradicts itself (a tensor in two files, index
+// and file disagree).
 class Checkpoint {
  public:
   static absl::StatusOr<Checkpoint> Open(const std::string& model_dir);

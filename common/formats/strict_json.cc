@@ -32,10 +32,13 @@ std::string Printable(std::string text) {
 std::string KnownMistake(std::string_view rest) {
   for (std::string_view word : {"NaN", "Infinity", "-Infinity"}) {
     if (rest.starts_with(word)) {
-      return absl::StrCat(Sv(word), " is not a JSON number (Python's json module writes it unless allow_nan is off); write a finite number");
+      return absl::StrCat(
+          Sv(word),
+          " is not a JSON number (Python's json module writes it unless allow_nan is off); write a finite number");
     }
   }
-  if (rest.starts_with("//") || rest.starts_with("/*") || rest.starts_with("#")) return "comments are not JSON; remove them";
+  if (rest.starts_with("//") || rest.starts_with("/*") || rest.starts_with("#"))
+    return "comments are not JSON; remove them";
   return "";
 }
 
@@ -117,7 +120,8 @@ absl::Status ParseJsonEvents(std::string_view what, std::string_view text, JsonE
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return error("is empty");
   bool good = false;
   try {
-    good = json::sax_parse(text.begin(), text.end(), &events, json::input_format_t::json, /*strict=*/true, /*ignore_comments=*/false);
+    good = json::sax_parse(text.begin(), text.end(), &events, json::input_format_t::json, /*strict=*/true,
+                           /*ignore_comments=*/false);
   } catch (const std::exception& e) {  // out of memory and the like: the library reports syntax through parse_error
     return absl::ResourceExhaustedError(absl::StrCat(Sv(what), ": ", e.what()));
   }

@@ -1,7 +1,8 @@
-// JSON as RFC 8259 has it and nothing looser: no BOM, comments, NaN, Infinity, duplicate keys or bottomless nesting. Every error names
-// line, column and key, because people mend these files by hand.
-// Room: common/formats. May touch: common/base. Threads: any.
-// Two ways in: a tree for small files, events for headers of many megabytes, which must not cost ten times their size.
+// JSON as RFC 8259 has it and nothing looser: no BOM, comments, NaN, Infinity, duplicate keys or bottomless nesting.
+// Every error names line, column and key, because people mend these files by hand.
+// Room: common/formats. May touch:
+// common/base. Threads: any. Two ways in: a tree for small files, events for headers of many megabytes, which must not
+// cost ten times their size.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -17,7 +18,8 @@ namespace hearth {
 
 inline constexpr size_t kJsonDepthMax = 64;
 
-// Receives a document's events in order. Values return true to go on; Fail() stops with a message to which the place is added.
+// Receives a document's events in order. Values return true to go on; Fail() stops with a message to which the place is
+// added.
 class JsonEvents : public nlohmann::json_sax<nlohmann::json> {
  public:
   bool parse_error(size_t position, const std::string& last_token, const nlohmann::detail::exception& error) final;

@@ -1,4 +1,5 @@
 // Writes random checkpoints of any given config, streamed: models of 10-20 GB for measurements, tiny ones for tests.
+//
 // Room: common/formats. Deterministic in (config, seed).
 #pragma once
 
@@ -11,19 +12,21 @@
 namespace hearth {
 
 struct SynthOptions {
-  std::string out_dir;                       // made if absent; must be empty
-  uint64_t shard_bytes = 4'000'000'000;      // a new safetensors file past this
+  std::string out_dir;                   // made if absent; must be empty
+  uint64_t shard_bytes = 4'000'000'000;  // a new safetensors file past this
   uint64_t seed = 1;
-  std::string tokenizer_dir;                 // tokenizer.json, tokenizer_config.json and chat_template.jinja (if any) are copied from here; empty: a byte-level one of ids 3 + byte is written
+  std::string tokenizer_dir;  // tokenizer.json, tokenizer_config.json and chat_template.jinja (if any) are copied from
+                              // here; empty: a byte-level one of ids 3 + byte is written
   std::function<void(uint64_t done, uint64_t total)> progress;  // bytes; may be null
 };
 
-// `config_json`: a config.json of a supported architecture; with quantization_config the linear weights are FP8 E4M3 with 128x128
-// scales, else BF16. Values keep activations near unit size through any depth, so that answers are finite and varied.
-// MTP layers (num_nextn_predict_layers) are left out: they are optional in a checkpoint and not used yet. config.json is written last, so
-// that an interrupted run leaves no directory that passes for a model. Memory stays at a few pools of some megabytes for any size.
-// Errors: InvalidArgument (config, vocabulary too small for the byte-level tokenizer), FailedPrecondition (out_dir not empty),
-// ResourceExhausted (disk too small, said before writing), NotFound (tokenizer_dir).
+// `config_json`: a config.json of a supported architecture; with quantization_config the linear weights are FP8 E4M3
+// with 128x128 scales, else BF16. Values keep activations near unit size through any depth, so that answers are finite
+// and varied. MTP layers (num_nextn_predict_layers) are left out: they are optional in a checkpoint and not used yet.
+// config.json is written last, so that an interrupted run leaves no directory that passes for a model. Memory stays at
+// a few pools of some megabytes for any size. Errors: InvalidArgument (config, vocabulary too small for the byte-level
+// tokenizer), FailedPrecondition (out_dir not empty), ResourceExhausted (disk too small, said before writing), NotFound
+// (tokenizer_dir).
 absl::Status WriteSynthCheckpoint(const std::string& config_json, const SynthOptions& options);
 
 }  // namespace hearth

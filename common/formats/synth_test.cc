@@ -1,4 +1,5 @@
-// Random checkpoints are real checkpoints: they open, fit their plan, hold good values of the promised size, and repeat by seed.
+// Random checkpoints are real checkpoints: they open, fit their plan, hold good values of the promised size, and repeat
+// by seed.
 #include "common/formats/synth.h"
 
 #include <gmock/gmock.h>
@@ -52,7 +53,8 @@ void ExpectGoodModel(const std::string& dir) {
   ASSERT_TRUE(fits.ok()) << fits;
   for (const auto& [name, tensor] : checkpoint->tensors()) {
     const std::string bytes = TensorBytes(*checkpoint, name);
-    const absl::Status good = CheckValues(name, tensor.dtype, bytes.data(), bytes.size() / DTypeBytes(tensor.dtype), name.ends_with("_scale_inv"));
+    const absl::Status good = CheckValues(name, tensor.dtype, bytes.data(), bytes.size() / DTypeBytes(tensor.dtype),
+                                          name.ends_with("_scale_inv"));
     ASSERT_TRUE(good.ok()) << good;
     EXPECT_EQ(tensor.offset % DTypeBytes(tensor.dtype), 0u) << name;
   }
@@ -85,7 +87,8 @@ TEST(Synth, ShardsAndOrderDontChangeTheValues) {
   ASSERT_TRUE(WriteSynthCheckpoint(SynthConfig().dump(), Options(dir.At("many"), 1, 1'000'000)).ok());
   ASSERT_TRUE(WriteSynthCheckpoint(SynthConfig().dump(), Options(dir.At("other"), 2)).ok());
   ExpectGoodModel(dir.At("many"));
-  const auto one = Checkpoint::Open(dir.At("one")), many = Checkpoint::Open(dir.At("many")), other = Checkpoint::Open(dir.At("other"));
+  const auto one = Checkpoint::Open(dir.At("one")), many = Checkpoint::Open(dir.At("many")),
+             other = Checkpoint::Open(dir.At("other"));
   ASSERT_TRUE(one.ok() && many.ok() && other.ok());
   EXPECT_GT(many->files().size(), 3u);
   for (const CheckpointFile& file : many->files()) EXPECT_LT(file.bytes, 1'100'000u);
@@ -117,7 +120,8 @@ TEST(Synth, WeightsHaveTheSpreadThatKeepsActivationsNearOne) {
     }
     return std::sqrt(squares / static_cast<double>(shape[0] * shape[1]));
   };
-  // sqrt(inputs) x spread: 1, or 1 / sqrt(2 x layers) where the residual stream is written. The few block scales vary by a quarter.
+  // sqrt(inputs) x spread: 1, or 1 / sqrt(2 x layers) where the residual stream is written. The few block scales vary
+  // by a quarter.
   EXPECT_NEAR(spread_of("model.layers.1.mlp.experts.3.gate_proj.weight") * std::sqrt(256.0), 1.0, 0.4);
   EXPECT_NEAR(spread_of("model.layers.1.mlp.experts.3.down_proj.weight") * std::sqrt(384.0 * 6), 1.0, 0.4);
   EXPECT_NE(TensorBytes(*checkpoint, "model.layers.1.mlp.experts.3.gate_proj.weight"),
@@ -156,8 +160,8 @@ TEST(Synth, ByteTokenizerHasEveryByteOnce) {
   EXPECT_EQ(vocab["</s>"], 1);
   EXPECT_EQ(vocab["A"], 3 + 'A');
   EXPECT_EQ(vocab["~"], 3 + '~');
-  EXPECT_EQ(vocab["\u0100"], 3);         // byte 0
-  EXPECT_EQ(vocab["\u0120"], 3 + ' ');   // the space's letter in every byte-level vocabulary
+  EXPECT_EQ(vocab["\u0100"], 3);        // byte 0
+  EXPECT_EQ(vocab["\u0120"], 3 + ' ');  // the space's letter in every byte-level vocabulary
   EXPECT_EQ(vocab["\u010a"], 3 + '\n');
   EXPECT_EQ(vocab["\u00ff"], 3 + 0xff);
   EXPECT_EQ(vocab["\u0143"], 3 + 0xad);  // the soft hyphen is not printable, the last to be moved

@@ -16,7 +16,8 @@ std::string Utf8(uint32_t code_point) {
   return {static_cast<char>(0xc0 | code_point >> 6), static_cast<char>(0x80 | (code_point & 0x3f))};
 }
 
-// The byte-level alphabet: printable Latin-1 characters stand for themselves, the other bytes for U+0100 upwards in order.
+// The byte-level alphabet: printable Latin-1 characters stand for themselves, the other bytes for U+0100 upwards in
+// order.
 std::string ByteLetter(int byte) {
   const auto is_printable = [](int b) { return (b >= 0x21 && b <= 0x7e) || (b >= 0xa1 && b <= 0xac) || b >= 0xae; };
   if (is_printable(byte)) return Utf8(static_cast<uint32_t>(byte));
@@ -49,27 +50,26 @@ std::string ByteTokenizerJson(int64_t vocab_size) {
   for (int64_t id = kByteTokenizerIds; id < vocab_size; ++id) put(absl::StrCat(blank, "w", id), id);
   vocab_text += "}";
 
-  const ordered_json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
-  const std::string head = ordered_json{{"version", "1.0"},
-                                        {"truncation", nullptr},
-                                        {"padding", nullptr},
-                                        {"added_tokens", added},
-                                        {"normalizer", nullptr},
-                                        {"pre_tokenizer", byte_level},
-                                        {"post_processor", nullptr},
-                                        {"decoder", byte_level}}
-                               .dump();
-  const std::string model = ordered_json{{"type", "BPE"},
-                                         {"dropout", nullptr},
-                                         {"unk_token", nullptr},
-                                         {"continuing_subword_prefix", nullptr},
-                                         {"end_of_word_suffix", nullptr},
-                                         {"fuse_unk", false},
-                                         {"byte_fallback", false},
-                                         {"ignore_merges", false},
-                                         {"merges", ordered_json::array()}}
-                                .dump();
-  return absl::StrCat(head.substr(0, head.size() - 1), ",\"model\":", model.substr(0, model.size() - 1), ",\"vocab\":", vocab_text, "}}\n");
+  const ordered_json byte_level = {
+      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  const std::string head =
+      ordered_json{{"version", "1.0"},          {"truncation", nullptr}, {"padding", nullptr},
+                   {"added_tokens", added},     {"normalizer", nullptr}, {"pre_tokenizer", byte_level},
+                   {"post_processor", nullptr}, {"decoder", byte_level}}
+          .dump();
+  const std::string model = ordered_json{
+      {"type", "BPE"},
+      {"dropout", nullptr},
+      {"unk_token", nullptr},
+      {"continuing_subword_prefix", nullptr},
+      {"end_of_word_suffix", nullptr},
+      {"fuse_unk", false},
+      {"byte_fallback", false},
+      {"ignore_merges", false},
+      {"merges",
+       ordered_json::array()}}.dump();
+  return absl::StrCat(head.substr(0, head.size() - 1), ",\"model\":", model.substr(0, model.size() - 1),
+                      ",\"vocab\":", vocab_text, "}}\n");
 }
 
 std::string ByteTokenizerConfigJson(int64_t max_position_embeddings) {
@@ -81,7 +81,8 @@ std::string ByteTokenizerConfigJson(int64_t max_position_embeddings) {
                       {"clean_up_tokenization_spaces", false},
                       {"model_max_length", max_position_embeddings},
                       {"chat_template",
-                       "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+                       "{{ bos_token }}{% for message in messages %}{{ message['role'] }}: {{ message['content'] "
+                       "}}\n{% endfor %}"
                        "{% if add_generation_prompt %}assistant:{% endif %}"}}
              .dump(1) +
          "\n";

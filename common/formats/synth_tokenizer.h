@@ -1,5 +1,5 @@
-// The tokenizer of a random model: ids 0-2 are <s>, </s> and <pad>, id 3 + b is byte b, the rest are filler words that text never
-// encodes to but that a random model will say.
+// The tokenizer of a random model: ids 0-2 are <s>, </s> and <pad>, id 3 + b is byte b, the rest are filler words that
+// text never encodes to but that a random model will say.
 // Room: common/formats, internal.
 #pragma once
 

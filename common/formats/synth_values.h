@@ -1,9 +1,11 @@
 // Random weights at the speed of the disk: pools of ready-made values from which pieces are cut at odd offsets.
-// Room: common/formats, internal. Threads: one. Deterministic: a tensor's bytes depend on its name, shape and the seed alone, not on
-// shards or order.
 //
-// Drawing 20 GB of normal numbers one by one would take minutes of a core; a pool of a few megabytes is drawn once for each spread, and
-// every megabyte of a tensor starts at another place in it, so that no two matrices, and no two parts of one, are alike.
+// Room: common/formats, internal. Threads: one. Deterministic: a tensor's bytes depend on its name, shape and the seed
+// alone, not on shards or order.
+//
+// Drawing 20 GB of normal numbers one by one would take minutes of a core; a pool of a few megabytes is drawn once for
+// each spread, and every megabyte of a tensor starts at another place in it, so that no two matrices, and no two parts
+// of one, are alike.
 #pragma once
 
 #include <algorithm>
@@ -32,11 +34,12 @@ class SynthRandom {
 struct SynthSpec {
   DType dtype = DType::kBF16;
   double mean = 0.0;
-  double spread = 1.0;       // standard deviation; of the logarithm when `log_normal`
-  bool log_normal = false;   // mean * exp(spread * normal): scales
+  double spread = 1.0;      // standard deviation; of the logarithm when `log_normal`
+  bool log_normal = false;  // mean * exp(spread * normal): scales
 };
 
-// Standard deviation of the FP8 codes' values in every FP8 weight; the block scales bring them to size. 7 of it reach the largest code.
+// Standard deviation of the FP8 codes' values in every FP8 weight; the block scales bring them to size. 7 of it reach
+// the largest code.
 inline constexpr double kF8CodeSpread = 64.0;
 
 class SynthValues {

@@ -1,4 +1,5 @@
-// Which tensors a model must have, with shape and role: the one description that the image builder, `verify` and `synth` share.
+// Which tensors a model must have, with shape and role: the one description that the image builder, `verify` and
+// `synth` share.
 // Room: common/formats. May touch: common/base. Threads: any.
 #pragma once
 
@@ -14,13 +15,13 @@
 namespace hearth {
 
 enum class TensorRole {
-  kEmbedding,    // [vocab, hidden]
-  kHead,         // [vocab, hidden]; absent when tied
-  kNorm,         // vectors
-  kLinear,       // 2-D weight, may be FP8 with `<name>_scale_inv`
-  kGate,         // MoE gate weight [experts, hidden]
-  kGateBias,     // e_score_correction_bias [experts]
-  kExpertGate,   // routed expert, by (layer, expert)
+  kEmbedding,   // [vocab, hidden]
+  kHead,        // [vocab, hidden]; absent when tied
+  kNorm,        // vectors
+  kLinear,      // 2-D weight, may be FP8 with `<name>_scale_inv`
+  kGate,        // MoE gate weight [experts, hidden]
+  kGateBias,    // e_score_correction_bias [experts]
+  kExpertGate,  // routed expert, by (layer, expert)
   kExpertUp,
   kExpertDown,
 };
@@ -37,13 +38,15 @@ struct PlannedTensor {
 // In the order in which a pass needs them. MTP layers are left out (they are not used yet).
 std::vector<PlannedTensor> PlanTensors(const ModelConfig& config);
 
-// Holds the plan against a checkpoint: every tensor there, shape and dtype right, each FP8 weight with an F32 (or BF16) scale of
-// ceil(rows/128) x ceil(cols/128), no scale without weight, no FP8 without quantization_config. Errors list what is missing
+// Holds the plan against a checkpoint: every tensor there, shape and dtype right, each FP8 weight with an F32 (or BF16)
+// scale of ceil(rows/128) x ceil(cols/128), no scale without weight, no FP8 without quantization_config. Errors list
+// what is missing
 // ("3 of 512 tensors missing: a, b, c: incomplete download?") or give both shapes.
 absl::Status CheckPlan(const ModelConfig& config, const std::vector<PlannedTensor>& plan, const Checkpoint& checkpoint);
 
-// Refuses values that can't be right (DESIGN section 7, TROUBLES 59): NaN codes in FP8, NaN or infinity in BF16/F16/F32, scales that are
-// not positive finite numbers. `name` and the first bad index go into the DataLoss error. Fast enough for every byte at load.
+// Refuses values that can't be right (DESIGN section 7, TROUBLES 59): NaN codes in FP8, NaN or infinity in
+// BF16/F16/F32, scales that are not positive finite numbers. `name` and the first bad index go into the DataLoss error.
+// Fast enough for every byte at load.
 absl::Status CheckValues(const std::string& name, DType dtype, const void* data, uint64_t count, bool is_scale);
 
 }  // namespace hearth
