@@ -102,14 +102,14 @@ class World {
     bool sealed;
     friend bool operator==(const Reference&, const Reference&) = default;
   };
-  using State = std::map<std::pair<uint64_t, int32_t>, Reference>;  // (request.low, index)
+  using State = std::map<std::pair<uint64_t, int32_t>, Reference>;  // (request, index); the requests of these tests have high = 0
   State Rows() const {
     State state;
     for (int32_t i = 0; i < table_->num_rows(); ++i) {
       const RowEntry& r = table_->rows()[i];
       if (r.state == 0) continue;
       const bool sealed = table_->pages()[r.page].state == static_cast<uint32_t>(PageState::kSealed);
-      const bool fresh = state.emplace(std::pair(r.request.low, r.index), Reference{r.lease_id, r.state, r.page, sealed}).second;
+      const bool fresh = state.emplace(std::pair(r.request.low ^ (r.request.high * 0x9e3779b97f4a7c15), r.index), Reference{r.lease_id, r.state, r.page, sealed}).second;
       EXPECT_TRUE(fresh) << "two rows for one index of a stream";
     }
     return state;

@@ -1,0 +1,594 @@
+// Real hearth-weightstore processes in temporary directories, real clients, and what happens when one of them is killed, stopped or replaced.
+// Clients that are to die run as processes of their own: this binary with --client, which takes commands on standard input.
+#include <fcntl.h>
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <stdio.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+#include <thread>
+
+#include "common/base/process.h"
+#include "common/base/time.h"
+#include "common/rpc/rpc.h"
+#include "common/rpc/store_client.h"
+#include "common/shm/kv_pool.h"
+#include "common/shm/weight_image.h"
+#include "hearth/v1/store.grpc.pb.h"
+
+namespace hearth {
+namespace {
+
+namespace fs = std::filesystem;
+using std::chrono::milliseconds;
+using testing::AnyOf;
+using testing::HasSubstr;
+using testing::IsEmpty;
+using testing::SizeIs;
+
+constexpr Hash128 kR1{1, 1}, kR2{2, 2}, kR3{3, 3};
+
+std::string EnvOr(const char* name, const std::string& otherwise) {
+  const char* value = getenv(name);
+  return value != nullptr && *value != '\0' ? value : otherwise;
+}
+std::string BinDir() { return EnvOr("HEARTH_BIN_DIR", fs::read_symlink("/proc/self/exe").parent_path().parent_path().string() + "/bin"); }
+std::string ModelDir() {
+  const std::string source = EnvOr("HEARTH_SOURCE_DIR", ".");
+  const std::string own = source + "/deploy/models/fable-moe";
+  return fs::exists(own + "/config.json") ? own : EnvOr("HEARTH_SHARED_DIR", source + "/../shared") + "/models/fable-moe";
+}
+
+double SecondsSince(int64_t start_ns) { return static_cast<double>(MonotonicNowNs() - start_ns) * 1e-9; }
+
+template <typename Condition>
+bool Eventually(double seconds, const Condition& condition) {
+  const int64_t start = MonotonicNowNs();
+  while (true) {
+    if (condition()) return true;
+    if (SecondsSince(start) > seconds) return false;
+    std::this_thread::sleep_for(milliseconds(20));
+  }
+}
+
+// A child process with pipes; killed when the test forgets it.
+class Process {
+ public:
+  Process(const std::vector<std::string>& command, const std::string& log) {
+    int to_child[2], from_child[2];
+    EXPECT_EQ(pipe2(to_child, O_CLOEXEC), 0);
+    EXPECT_EQ(pipe2(from_child, O_CLOEXEC), 0);
+    std::vector<char*> argv;
+    for (const std::string& word : command) argv.push_back(const_cast<char*>(word.c_str()));
+    argv.push_back(nullptr);
+    pid_ = fork();
+    if (pid_ == 0) {
+      const int err = open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0600);
+      dup2(to_child[0], 0);
+      dup2(from_child[1], 1);
+      dup2(err, 2);
+      execv(argv[0], argv.data());
+      _exit(127);
+    }
+    close(to_child[0]);
+    close(from_child[1]);
+    in_ = to_child[1];
+    out_ = fdopen(from_child[0], "r");
+  }
+  ~Process() {
+    if (!reaped_) {
+      kill(pid_, SIGKILL);
+      waitpid(pid_, nullptr, 0);
+    }
+    close(in_);
+    fclose(out_);
+  }
+  pid_t pid() const { return pid_; }
+  void Signal(int signal) const { kill(pid_, signal); }
+  // The exit code, 1000 + signal, or -1 when it still runs after `seconds`.
+  int Wait(double seconds) {
+    int status = 0;
+    if (!reaped_ && !Eventually(seconds, [&] { return waitpid(pid_, &status, WNOHANG) == pid_; })) return -1;
+    if (!reaped_) code_ = WIFEXITED(status) ? WEXITSTATUS(status) : 1000 + WTERMSIG(status);
+    reaped_ = true;
+    return code_;
+  }
+  std::string Ask(const std::string& line) {
+    const std::string text = absl::StrCat(line, "\n");
+    if (!line.empty()) {
+      EXPECT_EQ(write(in_, text.data(), text.size()), static_cast<ssize_t>(text.size()));
+    }
+    char answer[4096] = {};
+    if (fgets(answer, sizeof(answer), out_) == nullptr) return "closed";
+    answer[strcspn(answer, "\n")] = 0;
+    return answer;
+  }
+
+ private:
+  pid_t pid_ = 0;
+  int in_ = -1;
+  FILE* out_ = nullptr;
+  bool reaped_ = false;
+  int code_ = 0;
+};
+
+class StoreTest : public testing::Test {
+ protected:
+  void SetUp() override {
+    if (!fs::exists(ModelDir() + "/config.json")) GTEST_SKIP() << ModelDir() << " is not there";
+    std::string dir = "/tmp/hearth_store_XXXXXX";
+    ASSERT_NE(mkdtemp(dir.data()), nullptr);
+    dir_ = dir;
+    std::string shm = fs::is_directory("/dev/shm") ? "/dev/shm/hearth_store_XXXXXX" : dir_ + "/shm_XXXXXX";
+    ASSERT_NE(mkdtemp(shm.data()), nullptr);
+    shm_ = shm;
+    fs::create_directory(dir_ + "/run");
+    WriteConfig(ModelDir());
+  }
+  void TearDown() override {
+    if (HasFailure()) std::cerr << "store's log:\n" << Log();
+    store_.reset();
+    if (!dir_.empty()) fs::remove_all(dir_);
+    if (!shm_.empty()) fs::remove_all(shm_);
+  }
+
+  void WriteConfig(const std::string& model, const std::string& more = "") {
+    std::ofstream(dir_ + "/node.toml") << "[node]\nname = \"t\"\nruntime_dir = \"" << dir_ << "/run\"\nshm_dir = \"" << shm_ << "\"\n[model]\npath = \"" << model
+                                       << "\"\n[weightstore]\nkv_pool_tokens = 2048\norphan_grace_ms = 1500\n" << more;
+  }
+  std::string Socket() const { return dir_ + "/run/t.weightstore.sock"; }
+  std::string Log() const {
+    std::stringstream text;
+    text << std::ifstream(dir_ + "/log").rdbuf();
+    return text.str();
+  }
+  std::unique_ptr<Process> Launch() const {
+    return std::make_unique<Process>(std::vector<std::string>{BinDir() + "/hearth-weightstore", "--config", dir_ + "/node.toml"}, dir_ + "/log");
+  }
+  void StartStore() {
+    store_ = Launch();
+    ASSERT_TRUE(Eventually(20, [&] {
+      const v1::StoreStatus status = Status();
+      return status.generations_size() > 0 && status.ready_seconds() > 0 && status.pid() == store_->pid();
+    })) << Log();
+  }
+  v1::StoreStatus Status() const {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + milliseconds(2000));
+    v1::StoreStatus status;
+    if (!v1::Store::NewStub(UnixChannel(Socket()))->Status(&context, {}, &status).ok()) status.Clear();
+    return status;
+  }
+  v1::StoreStatus::Lease LeaseOf(const std::string& name) const {
+    v1::StoreStatus::Lease found;
+    const v1::StoreStatus status = Status();
+    for (const v1::StoreStatus::Lease& lease : status.leases()) {
+      if (lease.name() == name && (found.name().empty() || lease.state() != "dead")) found = lease;
+    }
+    return found;
+  }
+  std::unique_ptr<StoreClient> Attach(const std::string& name, ClientKind kind = ClientKind::kDecode) {
+    auto client = StoreClient::Start({.socket_path = Socket(), .kind = kind, .name = name, .numerics = 1,
+                                      .on_switch = [this](const Hash128& to) { switched_to_ = to; ++switches_; },
+                                      .on_lost = [this](const absl::Status&) { ++losses_; }});
+    const auto generation = client->WaitForGeneration({}, MonotonicNowNs() + 10'000'000'000);
+    EXPECT_TRUE(generation.ok()) << generation.status();
+    return client;
+  }
+  std::unique_ptr<Process> ClientProcess(const std::string& name) const {
+    auto client = std::make_unique<Process>(std::vector<std::string>{fs::read_symlink("/proc/self/exe"), "--client", Socket(), name}, dir_ + "/log");
+    EXPECT_EQ(client->Ask(""), "attached");
+    return client;
+  }
+  std::vector<std::string> Files() const {
+    std::vector<std::string> names;
+    for (const auto& entry : fs::directory_iterator(shm_)) names.push_back(entry.path().filename());
+    std::sort(names.begin(), names.end());
+    return names;
+  }
+  void CopyModel(const std::string& to) const {
+    fs::create_directories(to);
+    for (const auto& entry : fs::directory_iterator(ModelDir())) {
+      if (entry.is_regular_file()) fs::copy_file(entry.path(), to + "/" + entry.path().filename().string());
+    }
+  }
+
+  std::string dir_, shm_;
+  std::unique_ptr<Process> store_;
+  std::atomic<int> switches_{0}, losses_{0};
+  Hash128 switched_to_;
+};
+
+TEST_F(StoreTest, AttachMapsTheImageAndPagesAreShared) {
+  StartStore();
+  auto a = Attach("prefill.0", ClientKind::kPrefill);
+  auto b = Attach("decode.0");
+  const StoreView view = a->View();
+  ASSERT_TRUE(view.attached);
+  ASSERT_TRUE(WeightImage::Attach(view.place, *view.generation).ok());
+  auto pool = KvPool::Attach(view.place, *view.generation);
+  ASSERT_TRUE(pool.ok());
+  EXPECT_EQ((*pool)->geometry().num_pages, 32u);
+
+  const auto rows = a->Alloc(kR1, 0, 2);
+  ASSERT_TRUE(rows.ok()) << rows.status();
+  std::vector<int32_t> tokens(129, 5);
+  for (const PageRef& row : *rows) {
+    KvPageHeader& header = (*pool)->header(row.page);
+    for (int32_t& id : header.token_ids) id = 5;
+    header.prefill_tokens = 64;
+    header.tokens_valid = 64;
+  }
+  ASSERT_TRUE(a->Seal(kR1, {0, 1}).ok());
+  EXPECT_EQ(*b->Peek(*view.generation, tokens), 128);
+  EXPECT_THAT(*b->Match(kR2, tokens), SizeIs(2));
+  EXPECT_TRUE(absl::IsFailedPrecondition(b->Take(kR1).status()));
+  ASSERT_TRUE(a->Offer(kR1).ok());
+  EXPECT_THAT(*b->Take(kR1), SizeIs(2));
+  EXPECT_TRUE(b->Free(kR1, 0).ok());
+
+  auto router = Attach("router", ClientKind::kRouter);
+  EXPECT_TRUE(absl::IsFailedPrecondition(router->Free(kR2, 0)));  // b holds it
+  ASSERT_TRUE(b->Offer(kR2).ok());
+  EXPECT_TRUE(router->Free(kR2, 0).ok());
+  EXPECT_EQ(Status().pool().rows(), 0u);
+  EXPECT_EQ(Status().pool().pages_sealed_cached(), 2u);
+
+  const int64_t start = MonotonicNowNs();
+  b.reset();
+  EXPECT_LT(SecondsSince(start), 1.0);
+  EXPECT_THAT(LeaseOf("decode.0").state(), AnyOf("", "dead"));
+}
+
+TEST_F(StoreTest, TwoLivingProcessesCannotShareAName) {
+  StartStore();
+  auto child = ClientProcess("decode.0");
+  auto mine = StoreClient::Start({.socket_path = Socket(), .name = "decode.0"});
+  EXPECT_FALSE(mine->WaitForGeneration({}, MonotonicNowNs() + 700'000'000).ok());
+  EXPECT_THAT(mine->View().away_reason, HasSubstr(absl::StrCat("process ", child->pid())));
+  child->Signal(SIGKILL);
+  child->Wait(5);
+  EXPECT_TRUE(mine->WaitForGeneration({}, MonotonicNowNs() + 3'000'000'000).ok());
+}
+
+TEST_F(StoreTest, KilledWhileLoadingLeavesNoHalfImage) {
+  std::vector<std::string> whole;
+  for (int delay_ms = 0; delay_ms <= 120; delay_ms += 10) {
+    SCOPED_TRACE(delay_ms);
+    store_ = Launch();
+    std::this_thread::sleep_for(milliseconds(delay_ms));
+    store_->Signal(SIGKILL);
+    store_->Wait(5);
+    StartStore();
+    if (HasFailure()) return;
+    const std::vector<std::string> files = Files();
+    EXPECT_THAT(files, SizeIs(4)) << "manifest, segment, kv, table";
+    store_->Signal(SIGKILL);
+    store_->Wait(5);
+    if (delay_ms % 20 == 0) {  // begin anew, so that loading is what gets cut
+      for (const std::string& file : files) fs::remove(shm_ + "/" + file);
+    }
+  }
+}
+
+TEST_F(StoreTest, KilledStoreIsAdoptedInLessThanASecondAndRowsStay) {
+  std::ofstream(shm_ + "/hearth.other.segment0.00000000000000000000000000000001") << "another node's";
+  std::ofstream(shm_ + "/unrelated") << "another program's";
+  StartStore();
+  auto client = Attach("decode.0");
+  const auto generation = client->View().generation;
+  const auto rows = client->Alloc(kR1, 0, 3);
+  ASSERT_TRUE(rows.ok());
+  const uint64_t lease = LeaseOf("decode.0").id();
+  for (int round = 0; round < 3; ++round) {
+    store_->Signal(SIGKILL);
+    store_->Wait(5);
+    const int64_t start = MonotonicNowNs();
+    EXPECT_TRUE(absl::IsUnavailable(client->Alloc(kR2, 0, 1).status()));
+    EXPECT_LT(SecondsSince(start), 1.5);
+    StartStore();
+    EXPECT_LT(Status().ready_seconds(), 1.0);
+    EXPECT_TRUE(Status().generations(0).adopted());
+    ASSERT_TRUE(Eventually(3, [&] { return client->View().attached; }));
+    EXPECT_EQ(client->View().generation, generation);
+    EXPECT_EQ(LeaseOf("decode.0").id(), lease);
+    const auto again = client->Alloc(kR1, 0, 3);
+    ASSERT_TRUE(again.ok()) << again.status();
+    for (size_t i = 0; i < 3; ++i) EXPECT_EQ((*again)[i].page, (*rows)[i].page);
+    EXPECT_EQ(Status().pool().rows(), 3u);
+  }
+  // A free that could not be said is said by not naming it.
+  store_->Signal(SIGKILL);
+  store_->Wait(5);
+  client->Free(kR1, 1).IgnoreError();
+  StartStore();
+  ASSERT_TRUE(Eventually(3, [&] { return client->View().attached; }));
+  EXPECT_TRUE(Eventually(2, [&] { return Status().pool().rows() == 1; }));
+  EXPECT_EQ(losses_, 0);
+  EXPECT_TRUE(fs::exists(shm_ + "/hearth.other.segment0.00000000000000000000000000000001"));
+  EXPECT_TRUE(fs::exists(shm_ + "/unrelated"));
+}
+
+TEST_F(StoreTest, WorkersThatDiedWithTheStoreAreOrphansAtAdoption) {
+  StartStore();
+  auto child = ClientProcess("decode.0");
+  EXPECT_THAT(child->Ask("alloc 1 2"), HasSubstr("ok"));
+  store_->Signal(SIGKILL);
+  store_->Wait(5);
+  child->Signal(SIGKILL);
+  child->Wait(5);
+  StartStore();
+  EXPECT_EQ(LeaseOf("decode.0").state(), "dead");
+  auto other = Attach("decode.1");
+  EXPECT_THAT(*other->Take({1, 1}), SizeIs(2));
+}
+
+TEST_F(StoreTest, AStoppedClientIsSuspectAndLosesNothing) {
+  StartStore();
+  auto child = ClientProcess("decode.0");
+  const std::string pages = child->Ask("alloc 1 2");
+  auto other = Attach("decode.1");
+  child->Signal(SIGSTOP);
+  ASSERT_TRUE(Eventually(4, [&] { return LeaseOf("decode.0").state() == "suspect"; }));
+  EXPECT_TRUE(absl::IsFailedPrecondition(other->Take({1, 1}).status()));
+  std::this_thread::sleep_for(milliseconds(3000));  // longer than the grace of orphans
+  EXPECT_EQ(LeaseOf("decode.0").rows(), 2);
+  child->Signal(SIGCONT);
+  EXPECT_EQ(child->Ask("alloc 1 2"), pages);
+  EXPECT_TRUE(Eventually(3, [&] { return LeaseOf("decode.0").state() == "live"; }));
+  EXPECT_TRUE(absl::IsFailedPrecondition(other->Take({1, 1}).status()));
+}
+
+TEST_F(StoreTest, AStoppedClientInSomebodysWayIsKilledAfterTheGrace) {
+  StartStore();
+  auto child = ClientProcess("decode.0");
+  EXPECT_THAT(child->Ask("alloc 1 2"), HasSubstr("ok"));
+  auto other = Attach("decode.1");
+  child->Signal(SIGSTOP);
+  const int64_t start = MonotonicNowNs();
+  absl::StatusOr<std::vector<PageRef>> taken = absl::UnavailableError("");
+  EXPECT_TRUE(Eventually(20, [&] {
+    taken = other->Take({1, 1});
+    return taken.ok();
+  }));
+  EXPECT_GT(SecondsSince(start), 10.0);
+  EXPECT_THAT(*taken, SizeIs(2));
+  EXPECT_EQ(child->Wait(1), 1000 + SIGKILL);
+}
+
+TEST_F(StoreTest, RowsOfAKilledClientAreOrphansThenFree) {
+  StartStore();
+  auto child = ClientProcess("decode.0");
+  EXPECT_THAT(child->Ask("alloc 1 2"), HasSubstr("ok"));
+  EXPECT_THAT(child->Ask("alloc 2 3"), HasSubstr("ok"));
+  auto other = Attach("decode.1");
+  child->Signal(SIGKILL);
+  child->Wait(5);
+  ASSERT_TRUE(Eventually(2, [&] { return LeaseOf("decode.0").state() == "dead"; }));
+  EXPECT_THAT(*other->Take({1, 1}), SizeIs(2));
+  EXPECT_EQ(Status().pool().rows(), 5u);
+  EXPECT_TRUE(Eventually(4, [&] { return Status().pool().rows() == 2; }));
+  EXPECT_THAT(*other->Take({2, 2}), IsEmpty());
+}
+
+TEST_F(StoreTest, AStoppedStoreStallsNobodyForLongAndComesBack) {
+  StartStore();
+  auto client = Attach("decode.0");
+  const auto rows = client->Alloc(kR1, 0, 2);
+  ASSERT_TRUE(rows.ok());
+  const uint64_t lease = LeaseOf("decode.0").id();
+  store_->Signal(SIGSTOP);
+  int64_t start = MonotonicNowNs();
+  EXPECT_TRUE(absl::IsUnavailable(client->Alloc(kR2, 0, 1).status()));
+  EXPECT_LT(SecondsSince(start), 1.5);
+  std::this_thread::sleep_for(milliseconds(5000));
+  start = MonotonicNowNs();
+  EXPECT_TRUE(absl::IsUnavailable(client->Alloc(kR2, 0, 1).status()));
+  EXPECT_LT(SecondsSince(start), 0.1);  // away for long: said at once
+  EXPECT_FALSE(client->View().attached);
+  store_->Signal(SIGCONT);
+  ASSERT_TRUE(Eventually(5, [&] { return client->View().attached; })) << client->View().away_reason;
+  EXPECT_EQ(LeaseOf("decode.0").id(), lease);
+  EXPECT_EQ((*client->Alloc(kR1, 0, 2))[1].page, (*rows)[1].page);
+  // What the late calls did was settled: only named rows are left.
+  EXPECT_TRUE(Eventually(3, [&] { return Status().pool().rows() == 2; })) << Status().pool().rows();
+  EXPECT_EQ(losses_, 0);
+  store_->Signal(SIGSTOP);
+  start = MonotonicNowNs();
+  client.reset();
+  EXPECT_LT(SecondsSince(start), 1.0);
+  store_->Signal(SIGCONT);
+}
+
+TEST_F(StoreTest, LoadSwitchesAndTheOldGenerationGoesWithItsLastLease) {
+  StartStore();
+  auto old_client = Attach("decode.0");
+  auto router = Attach("router", ClientKind::kRouter);
+  const Hash128 old_generation = *old_client->View().generation;
+  ASSERT_TRUE(old_client->Alloc(kR1, 0, 1).ok());
+  CopyModel(dir_ + "/second");
+  grpc::ClientContext context;
+  v1::LoadRequest request;
+  request.set_model_dir(dir_ + "/second");
+  auto stub = v1::Store::NewStub(UnixChannel(Socket()));
+  auto events = stub->Load(&context, request);
+  v1::LoadEvent event, last;
+  std::set<std::string> phases;
+  while (events->Read(&event)) {
+    last = event;
+    phases.insert(event.phase());
+  }
+  const grpc::Status loaded = events->Finish();
+  ASSERT_TRUE(loaded.ok()) << loaded.error_message();
+  EXPECT_EQ(last.phase(), "ready");
+  EXPECT_TRUE(phases.contains("planning"));
+  const Hash128 fresh = *HashFromBytes(last.generation());
+  EXPECT_TRUE(Eventually(2, [&] { return switches_ == 2; }));
+  EXPECT_EQ(switched_to_, fresh);
+  EXPECT_EQ(router->View().generation, fresh);
+  EXPECT_EQ(old_client->View().generation, old_generation);
+  EXPECT_TRUE(old_client->Alloc(kR1, 1, 1).ok());  // its streams go on
+  // While the old one has streams, whoever starts belongs to it; a killed store changes nothing of that.
+  store_->Signal(SIGKILL);
+  store_->Wait(5);
+  StartStore();
+  EXPECT_EQ(Status().generations_size(), 2);
+  ASSERT_TRUE(Eventually(3, [&] { return old_client->View().attached; }));
+  EXPECT_TRUE(Eventually(2, [&] { return switches_ >= 3; }));  // said again
+  EXPECT_EQ(Attach("decode.1")->View().generation, old_generation);
+  ASSERT_TRUE(old_client->Free(kR1, 0).ok());
+  EXPECT_EQ(Attach("decode.2")->View().generation, fresh);
+  old_client.reset();
+  EXPECT_TRUE(Eventually(6, [&] { return Status().generations_size() == 1; }));
+  EXPECT_THAT(Files(), SizeIs(4));
+  // The configuration has not changed: what `load` brought is what a restart keeps.
+  store_->Signal(SIGTERM);
+  EXPECT_EQ(store_->Wait(3), 0);
+  StartStore();
+  ASSERT_EQ(Status().generations_size(), 1);
+  EXPECT_EQ(*HashFromBytes(Status().generations(0).id()), fresh);
+}
+
+TEST_F(StoreTest, AnotherModelInTheConfigurationReplacesTheImage) {
+  StartStore();
+  const std::string before = Status().generations(0).id();
+  store_->Signal(SIGTERM);
+  EXPECT_EQ(store_->Wait(3), 0);
+  CopyModel(dir_ + "/second");
+  WriteConfig(dir_ + "/second");
+  StartStore();
+  ASSERT_EQ(Status().generations_size(), 1);
+  EXPECT_NE(Status().generations(0).id(), before);
+  EXPECT_THAT(Files(), SizeIs(4));
+  // And a file that changed under the same name.
+  store_->Signal(SIGKILL);
+  store_->Wait(5);
+  const std::string second = Status().generations_size() == 0 ? "" : Status().generations(0).id();
+  fs::last_write_time(dir_ + "/second/config.json", fs::file_time_type::clock::now());
+  StartStore();
+  EXPECT_NE(Status().generations(0).id(), second);
+  EXPECT_THAT(Files(), SizeIs(4));
+}
+
+TEST_F(StoreTest, WhatDoesNotFitIsRefusedWithBothNumbers) {
+  WriteConfig(ModelDir(), "kv_pool_bytes = 900000000000000\n");
+  store_ = Launch();
+  EXPECT_EQ(store_->Wait(10), kExitFailure);
+  EXPECT_THAT(Log(), HasSubstr("needed"));
+  EXPECT_THAT(Log(), HasSubstr("available"));
+  EXPECT_THAT(Files(), IsEmpty());
+}
+
+TEST_F(StoreTest, AnImageOfAnotherVersionIsNamedAndNotAdopted) {
+  StartStore();
+  const std::string before = Status().generations(0).id();
+  store_->Signal(SIGTERM);
+  EXPECT_EQ(store_->Wait(3), 0);
+  for (const std::string& file : Files()) {
+    if (file.find(".manifest.") == std::string::npos) continue;
+    std::fstream stream(shm_ + "/" + file, std::ios::in | std::ios::out | std::ios::binary);
+    const uint32_t version = 77;
+    stream.seekp(8);
+    stream.write(reinterpret_cast<const char*>(&version), 4);
+  }
+  StartStore();
+  EXPECT_NE(Status().generations(0).id(), before);
+  EXPECT_THAT(Log(), HasSubstr("version 77"));
+  EXPECT_THAT(Log(), HasSubstr("version 1"));
+  EXPECT_THAT(Files(), SizeIs(4));
+}
+
+TEST_F(StoreTest, StoppingIsQuickWithAnOpenAttach) {
+  StartStore();
+  auto client = Attach("decode.0");
+  const int64_t start = MonotonicNowNs();
+  store_->Signal(SIGTERM);
+  EXPECT_EQ(store_->Wait(3), 0);
+  EXPECT_LT(SecondsSince(start), 1.5);
+  EXPECT_FALSE(fs::exists(Socket()));
+  StartStore();
+  EXPECT_TRUE(Status().generations(0).adopted());
+  EXPECT_TRUE(Eventually(3, [&] { return client->View().attached; }));
+}
+
+TEST_F(StoreTest, StoppingWhileLoadingLeavesNothing) {
+  for (const int delay_ms : {20, 40, 60}) {
+    store_ = Launch();
+    std::this_thread::sleep_for(milliseconds(delay_ms));
+    store_->Signal(SIGTERM);
+    const int code = store_->Wait(3);
+    EXPECT_THAT(code, AnyOf(0, 1000 + SIGTERM)) << delay_ms;  // by the signal itself: before its handler was there
+    EXPECT_THAT(Files(), AnyOf(IsEmpty(), SizeIs(4)));
+    for (const std::string& file : Files()) fs::remove(shm_ + "/" + file);
+  }
+}
+
+TEST_F(StoreTest, ASecondStoreIsRefusedAndNamesTheFirst) {
+  StartStore();
+  auto second = Launch();
+  EXPECT_EQ(second->Wait(5), kExitFailure);
+  EXPECT_THAT(Log(), HasSubstr(absl::StrCat("process ", store_->pid())));
+  // Also where only the shared memory is common.
+  fs::create_directory(dir_ + "/run2");
+  std::ofstream(dir_ + "/node.toml") << "[node]\nname = \"t\"\nruntime_dir = \"" << dir_ << "/run2\"\nshm_dir = \"" << shm_ << "\"\n[model]\npath = \"" << ModelDir() << "\"\n";
+  auto third = Launch();
+  EXPECT_EQ(third->Wait(5), kExitFailure);
+  EXPECT_THAT(Log(), HasSubstr(absl::StrCat("process ", store_->pid(), " owns")));
+  EXPECT_EQ(Status().generations_size(), 1);
+}
+
+TEST_F(StoreTest, ConfigurationErrorsHaveTheirOwnExitCode) {
+  WriteConfig(ModelDir(), "no_such_key = 1\n");
+  store_ = Launch();
+  EXPECT_EQ(store_->Wait(5), kExitConfig);
+  EXPECT_THAT(Log(), HasSubstr("no_such_key"));
+  WriteConfig(dir_ + "/nowhere");
+  store_ = Launch();
+  EXPECT_EQ(store_->Wait(5), kExitConfig);
+  EXPECT_THAT(Log(), HasSubstr(dir_ + "/nowhere"));
+}
+
+// attach; then per line: "alloc R N" -> "ok p p p" or "error ..."; "bye" or the end of input ends it.
+int RunClient(const std::string& socket, const std::string& name) {
+  auto client = StoreClient::Start({.socket_path = socket, .kind = ClientKind::kDecode, .name = name, .numerics = 1});
+  const auto generation = client->WaitForGeneration({}, MonotonicNowNs() + 10'000'000'000);
+  std::cout << (generation.ok() ? "attached" : generation.status().ToString()) << std::endl;
+  std::string line;
+  while (std::getline(std::cin, line) && line != "bye") {
+    std::istringstream words(line);
+    std::string verb;
+    uint64_t request = 0;
+    int32_t count = 0;
+    words >> verb >> request >> count;
+    absl::StatusOr<std::vector<PageRef>> rows = absl::UnavailableError("");
+    for (int attempt = 0; attempt < 50 && absl::IsUnavailable(rows.status()); ++attempt) {
+      rows = client->Alloc({request, request}, 0, count);
+      if (!rows.ok()) std::this_thread::sleep_for(milliseconds(100));
+    }
+    std::string answer = rows.ok() ? "ok" : "error " + rows.status().ToString();
+    if (rows.ok()) {
+      for (const PageRef& row : *rows) absl::StrAppend(&answer, " ", row.page);
+    }
+    std::cout << answer << std::endl;
+  }
+  return 0;
+}
+
+}  // namespace
+}  // namespace hearth
+
+int main(int argc, char** argv) {
+  signal(SIGPIPE, SIG_IGN);
+  if (argc == 4 && std::string(argv[1]) == "--client") return hearth::RunClient(argv[2], argv[3]);
+  testing::InitGoogleMock(&argc, argv);
+  return RUN_ALL_TESTS();
+}
