@@ -17,7 +17,8 @@ PinnedPool::PinnedPool(std::vector<int> cpus) {
     CPU_ZERO_S(set_bytes, set);
     CPU_SET_S(cpus[i], set_bytes, set);
     if (const int error = pthread_setaffinity_np(threads_.back().native_handle(), set_bytes, set); error != 0) {
-      notes_.push_back(absl::StrCat("a thread can't be pinned to CPU ", cpus[i], " (", strerror(error), "): it runs where the kernel puts it"));
+      notes_.push_back(absl::StrCat("a thread can't be pinned to CPU ", cpus[i], " (", strerror(error),
+                                    "): it runs where the kernel puts it"));
     }
     CPU_FREE(set);
   }

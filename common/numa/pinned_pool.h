@@ -10,12 +10,12 @@
 #include <thread>
 #include <vector>
 
-
 namespace hearth {
 
 class PinnedPool {
  public:
-  // One thread for each entry of `cpus`, on that CPU. Where pinning is refused, the thread runs unpinned and notes() says so.
+  // One thread for each entry of `cpus`, on that CPU. Where pinning is refused, the thread runs unpinned and notes()
+  // says so.
   explicit PinnedPool(std::vector<int> cpus);
   ~PinnedPool();  // waits for a Run in progress
   PinnedPool(const PinnedPool&) = delete;

@@ -1,6 +1,7 @@
 // Asking the kernel to put memory on a node, and seeing where it went. Through libnuma.
 // Room: common/numa. May touch: common/base. Threads: any; policies are the calling thread's own.
-// A container may forbid all of it: then memory lies where the kernel puts it, the caller gets a note, and nothing fails.
+// A container may forbid all of it: then memory lies where the kernel puts it, the caller gets a note, and nothing
+// fails.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,8 @@
 
 namespace hearth {
 
-// While it lives, pages that this thread allocates (a tmpfs fallocate included) come from `node` when it has room, else from any other.
+// While it lives, pages that this thread allocates (a tmpfs fallocate included) come from `node` when it has room, else
+// from any other.
 class PreferNode {
  public:
   explicit PreferNode(int node);
@@ -25,8 +27,8 @@ class PreferNode {
   std::string note_;
 };
 
-// Pages of a mapping by node, from at most `samples` of them, evenly spread; each is read, so that it is there. Unimplemented or
-// PermissionDenied where the kernel does not tell.
+// Pages of a mapping by node, from at most `samples` of them, evenly spread; each is read, so that it is there.
+// Unimplemented or PermissionDenied where the kernel does not tell.
 absl::StatusOr<std::map<int, uint64_t>> SamplePagesPerNode(const void* address, uint64_t bytes, uint64_t samples);
 
 }  // namespace hearth

@@ -1,7 +1,7 @@
-// Which NUMA nodes, CPUs and memory this process may use, as the kernel and the cpuset say; and which node each shard of the weights lives on.
-// Room: common/numa. May touch: common/base. Threads: any; plain values.
-// Odd worlds are normal here: one node, nodes without memory or without CPUs, numbers with holes, cpusets, containers. What was decided
-// about them is in `notes`, for the log.
+// Which NUMA nodes, CPUs and memory this process may use, as the kernel and the cpuset say; and which node each shard
+// of the weights lives on. Room: common/numa. May touch: common/base. Threads: any; plain values. Odd worlds are normal
+// here: one node, nodes without memory or without CPUs, numbers with holes, cpusets, containers. What was decided about
+// them is in `notes`, for the log.
 #pragma once
 
 #include <cstdint>
@@ -35,15 +35,15 @@ struct ShardHome {
   std::vector<int> cpus;  // never empty
 };
 
-// Reads <root>/sys/devices/system/node and <root>/proc/self/status; `root` is "" outside of tests. Where nothing can be read, one node
-// with the CPUs of this thread's affinity: never an error.
+// Reads <root>/sys/devices/system/node and <root>/proc/self/status; `root` is "" outside of tests. Where nothing can be
+// read, one node with the CPUs of this thread's affinity: never an error.
 Topology DiscoverTopology(const std::string& root = "");
 
 // The same CPUs dealt out to `num_nodes` nodes: for trying out another machine's shape on this one.
 absl::StatusOr<Topology> PretendTopology(const Topology& real, int num_nodes);
 
-// Shard k of S gets the node k * N / S of the N that have both memory and CPUs; a node without memory lends its CPUs to the nearest that
-// has some; memory-only nodes hold no shard while others exist. More shards than CPUs share them.
+// Shard k of S gets the node k * N / S of the N that have both memory and CPUs; a node without memory lends its CPUs to
+// the nearest that has some; memory-only nodes hold no shard while others exist. More shards than CPUs share them.
 std::vector<ShardHome> PlaceShards(const Topology& topology, int num_shards);
 
 // "0-3,8,10-11" -> numbers. Errors: InvalidArgument.

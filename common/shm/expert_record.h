@@ -1,5 +1,6 @@
-// One shard of one routed expert as one run of bytes: gate [c, H] | up [c, H] | down [H, c] | scales. docs/weight-image.md.
-// Room: common/shm. May touch: common/base. The weight image, expert rings and device rings all hold records of this shape.
+// One shard of one routed expert as one run of bytes: gate [c, H] | up [c, H] | down [H, c] | scales.
+// docs/weight-image.md. Room: common/shm. May touch: common/base. The weight image, expert rings and device rings all
+// hold records of this shape.
 #pragma once
 
 #include <cstdint>
@@ -8,11 +9,13 @@
 
 namespace hearth {
 
-inline constexpr int64_t kScaleBlock = 128;        // FP8: one F32 scale per 128 x 128 weights
-inline constexpr uint64_t kRecordPartAlign = 64;   // each part begins on a cache line
-inline constexpr int64_t kRecordSideMax = 1 << 24; // count and hidden stay below, so that no product here can overflow
+inline constexpr int64_t kScaleBlock = 128;         // FP8: one F32 scale per 128 x 128 weights
+inline constexpr uint64_t kRecordPartAlign = 64;    // each part begins on a cache line
+inline constexpr int64_t kRecordSideMax = 1 << 24;  // count and hidden stay below, so that no product here can overflow
 
-inline constexpr int64_t ScaleBlocks(int64_t n) { return (n + kScaleBlock - 1) / kScaleBlock; }
+inline constexpr int64_t ScaleBlocks(int64_t n) {
+  return (n + kScaleBlock - 1) / kScaleBlock;
+}
 
 // Byte offsets from the record's start. Without FP8 the scale parts are empty.
 struct ExpertRecordLayout {

@@ -1,6 +1,7 @@
 // Which generations lie in a node's directory, and how one is removed: the store adopts and cleans by these two calls.
 // Room: common/shm. May touch: common/base. Processes: only the store removes; anybody may list.
-// If the process dies while removing: the manifest went first, so what is left is listed as incomplete and can be removed again.
+// If the process dies while removing: the manifest went first, so what is left is listed as incomplete and can be
+// removed again.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +29,8 @@ struct GenerationInfo {
 // Every generation of which at least one file is there, sorted by hex. Reads headers and manifests, no weight.
 std::vector<GenerationInfo> ListGenerations(const RegionPlace& place);
 
-// Unlinks all files of one generation; who still maps them keeps them. Files of other generations, nodes and programs stay.
-// OK also when there were none. Errors: PermissionDenied or Internal, after trying every file.
+// Unlinks all files of one generation; who still maps them keeps them. Files of other generations, nodes and programs
+// stay. OK also when there were none. Errors: PermissionDenied or Internal, after trying every file.
 absl::Status RemoveGeneration(const RegionPlace& place, const Hash128& generation);
 
 }  // namespace hearth

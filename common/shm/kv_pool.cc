@@ -18,7 +18,8 @@ constexpr uint64_t kPagesMax = std::numeric_limits<int32_t>::max();  // page num
 
 absl::Status CheckGeometry(const KvGeometry& g) {
   if (g.layers == 0 || g.layers > kLayersMax) {
-    return absl::InvalidArgumentError(absl::StrCat("KV geometry: ", g.layers, " layers, supported are 1 to ", kLayersMax));
+    return absl::InvalidArgumentError(
+        absl::StrCat("KV geometry: ", g.layers, " layers, supported are 1 to ", kLayersMax));
   }
   if (g.row_elements == 0 || g.row_elements > kRowElementsMax) {
     return absl::InvalidArgumentError(
@@ -29,10 +30,12 @@ absl::Status CheckGeometry(const KvGeometry& g) {
         absl::StrCat("KV geometry: dtype number ", static_cast<uint32_t>(g.dtype), ", supported is BF16 (3)"));
   }
   if (g.num_pages == 0 || g.num_pages > kPagesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("KV geometry: ", g.num_pages, " pages, supported are 1 to ", kPagesMax));
+    return absl::InvalidArgumentError(
+        absl::StrCat("KV geometry: ", g.num_pages, " pages, supported are 1 to ", kPagesMax));
   }
   if (g.num_pages > std::numeric_limits<int64_t>::max() / 2 / g.page_bytes()) {
-    return absl::InvalidArgumentError(absl::StrCat("KV geometry: ", g.num_pages, " pages of ", g.page_bytes(), " bytes are beyond any memory"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("KV geometry: ", g.num_pages, " pages of ", g.page_bytes(), " bytes are beyond any memory"));
   }
   return absl::OkStatus();
 }
@@ -51,7 +54,8 @@ class SharedKvPool : public KvPool {
 
 class PrivateKvPool : public KvPool {
  public:
-  explicit PrivateKvPool(const KvGeometry& geometry) : geometry_(geometry), bytes_(geometry.num_pages * geometry.page_bytes()) {
+  explicit PrivateKvPool(const KvGeometry& geometry)
+      : geometry_(geometry), bytes_(geometry.num_pages * geometry.page_bytes()) {
     void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     HEARTH_CHECK(memory != MAP_FAILED);
     pages_ = static_cast<uint8_t*>(memory);
@@ -73,8 +77,8 @@ absl::StatusOr<std::shared_ptr<KvPool>> KvPool::Create(const RegionPlace& place,
                                                        const KvGeometry& geometry) {
   RETURN_IF_ERROR(CheckGeometry(geometry));
   const uint64_t body = kKvPagesOffset + geometry.num_pages * geometry.page_bytes();
-  ASSIGN_OR_RETURN(ShmRegion region,
-                   ShmRegion::Create(place.Path(kKvPoolWhat, generation), RegionKind::kKvPool, kKvPoolVersion, generation, body));
+  ASSIGN_OR_RETURN(ShmRegion region, ShmRegion::Create(place.Path(kKvPoolWhat, generation), RegionKind::kKvPool,
+                                                       kKvPoolVersion, generation, body));
   // Fresh shared memory is zero: every page says tokens_valid = 0.
   KvPoolHeader header{};
   header.geometry = geometry;
@@ -108,8 +112,9 @@ absl::StatusOr<std::shared_ptr<KvPool>> KvPool::Attach(const RegionPlace& place,
   }
   if (header.page_bytes != header.geometry.page_bytes() || header.pages_offset != kKvPagesOffset ||
       header.geometry.num_pages * header.page_bytes > region.body_bytes() - kKvPagesOffset) {
-    return absl::DataLossError(absl::StrCat(path, ": ", header.geometry.num_pages, " pages of ", header.page_bytes, " bytes at ",
-                                            header.pages_offset, " contradict the region's ", region.body_bytes(), " bytes"));
+    return absl::DataLossError(absl::StrCat(path, ": ", header.geometry.num_pages, " pages of ", header.page_bytes,
+                                            " bytes at ", header.pages_offset, " contradict the region's ",
+                                            region.body_bytes(), " bytes"));
   }
   return std::make_shared<SharedKvPool>(std::move(region), header.geometry);
 }

@@ -1,6 +1,7 @@
-// The KV pool: pages of 64 tokens in shared memory, their header, and who may write which word. Layout: docs/kv-pool.md.
-// Room: common/shm. May touch: common/base. Processes: the store creates it and names each page's one writer in its table; workers map read-write.
-// If a writer dies in mid-store: `tokens_valid` alone is believed; what lies beyond it is recomputed by the next writer.
+// The KV pool: pages of 64 tokens in shared memory, their header, and who may write which word. Layout:
+// docs/kv-pool.md. Room: common/shm. May touch: common/base. Processes: the store creates it and names each page's one
+// writer in its table; workers map read-write. If a writer dies in mid-store: `tokens_valid` alone is believed; what
+// lies beyond it is recomputed by the next writer.
 #pragma once
 
 #include <atomic>
@@ -22,11 +23,14 @@ inline constexpr uint64_t kPageHeaderBytes = 1024;
 
 // At the start of each page. Writer: the page's owner (one stream's one worker), until SEALED; then nobody.
 struct KvPageHeader {
-  // Tokens [0, tokens_valid) of the page are complete in every layer, their ids below are written. Release store after the KV and the ids.
+  // Tokens [0, tokens_valid) of the page are complete in every layer, their ids below are written. Release store after
+  // the KV and the ids.
   std::atomic<uint32_t> tokens_valid;
-  // How many of them, from the page's start, the prefill form wrote; the rest were written by the decode form. Stored before tokens_valid.
+  // How many of them, from the page's start, the prefill form wrote; the rest were written by the decode form. Stored
+  // before tokens_valid.
   std::atomic<uint32_t> prefill_tokens;
-  // The pass in progress: pending_tokens << 32 | layers_ready. Zeroed by each new writer; a hint for a reader that follows layer by layer.
+  // The pass in progress: pending_tokens << 32 | layers_ready. Zeroed by each new writer; a hint for a reader that
+  // follows layer by layer.
   std::atomic<uint64_t> progress;
   int32_t token_ids[kPageTokens];
   uint8_t reserved[kPageHeaderBytes - 16 - 4 * kPageTokens];
@@ -46,7 +50,8 @@ struct KvGeometry {
   uint64_t page_bytes() const { return (kPageHeaderBytes + layers * layer_bytes() + 4095) / 4096 * 4096; }
 };
 
-// The body of the pool's region begins with this; the pages follow at kKvPagesOffset of the body. Written once, before READY.
+// The body of the pool's region begins with this; the pages follow at kKvPagesOffset of the body. Written once, before
+// READY.
 struct KvPoolHeader {
   KvGeometry geometry;
   uint64_t page_bytes;    // what the geometry gives: a second opinion
@@ -55,15 +60,19 @@ struct KvPoolHeader {
 };
 static_assert(sizeof(KvGeometry) == 24 && offsetof(KvGeometry, row_elements) == 4 && offsetof(KvGeometry, dtype) == 8 &&
               offsetof(KvGeometry, num_pages) == 16);
-static_assert(sizeof(KvPoolHeader) == 48 && offsetof(KvPoolHeader, page_bytes) == 24 && offsetof(KvPoolHeader, sum) == 40);
+static_assert(sizeof(KvPoolHeader) == 48 && offsetof(KvPoolHeader, page_bytes) == 24 &&
+              offsetof(KvPoolHeader, sum) == 40);
 inline constexpr uint64_t kKvPagesOffset = 4096;
 inline constexpr std::string_view kKvPoolWhat = "kv";  // hearth.<node>.kv.<generation>
 
 class KvPool {
  public:
-  // Allocates all pages, zeroed, and leaves the region READY. Errors: as ShmRegion::Create; InvalidArgument for the geometry.
-  static absl::StatusOr<std::shared_ptr<KvPool>> Create(const RegionPlace& place, const Hash128& generation, const KvGeometry& geometry);
-  // Maps it read-write. Errors: as ShmRegion::Open; FailedPrecondition when not READY; DataLoss for a geometry that can't be.
+  // Allocates all pages, zeroed, and leaves the region READY. Errors: as ShmRegion::Create; InvalidArgument for the
+  // geometry.
+  static absl::StatusOr<std::shared_ptr<KvPool>> Create(const RegionPlace& place, const Hash128& generation,
+                                                        const KvGeometry& geometry);
+  // Maps it read-write. Errors: as ShmRegion::Open; FailedPrecondition when not READY; DataLoss for a geometry that
+  // can't be.
   static absl::StatusOr<std::shared_ptr<KvPool>> Attach(const RegionPlace& place, const Hash128& generation);
   // A pool in private memory, for tests and measurements.
   static std::shared_ptr<KvPool> InMemory(const KvGeometry& geometry);

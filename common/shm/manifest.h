@@ -48,7 +48,8 @@ struct ManifestHeader {
   uint64_t header_sum;  // XXH3-64 of the bytes before this field
 };
 static_assert(offsetof(ManifestHeader, generation) == 32 && offsetof(ManifestHeader, num_tensors) == 64 &&
-              offsetof(ManifestHeader, config_json) == 120 && offsetof(ManifestHeader, header_sum) == 168 && sizeof(ManifestHeader) == 176);
+              offsetof(ManifestHeader, config_json) == 120 && offsetof(ManifestHeader, header_sum) == 168 &&
+              sizeof(ManifestHeader) == 176);
 
 struct SegmentRow {
   uint64_t used_bytes;  // of the segment's body; its region may be longer by rounding
@@ -72,10 +73,12 @@ struct TensorRow {
   uint32_t scale_cols;
   uint64_t sum;  // XXH3-64 of [offset, end of data or scales); bytes between them are zero
 };
-static_assert(offsetof(TensorRow, dims) == 24 && offsetof(TensorRow, segment) == 56 && offsetof(TensorRow, offset) == 64 &&
-              offsetof(TensorRow, scale_rows) == 96 && offsetof(TensorRow, sum) == 104 && sizeof(TensorRow) == 112);
+static_assert(offsetof(TensorRow, dims) == 24 && offsetof(TensorRow, segment) == 56 &&
+              offsetof(TensorRow, offset) == 64 && offsetof(TensorRow, scale_rows) == 96 &&
+              offsetof(TensorRow, sum) == 104 && sizeof(TensorRow) == 112);
 
-// One shard of one routed expert (expert_record.h). Rows are sorted by (layer, expert, shard) without gaps in expert and shard.
+// One shard of one routed expert (expert_record.h). Rows are sorted by (layer, expert, shard) without gaps in expert
+// and shard.
 struct ExpertRow {
   uint32_t layer;
   uint32_t expert;
@@ -83,8 +86,8 @@ struct ExpertRow {
   uint32_t segment;
   uint64_t offset;  // of the record, a multiple of 4096; 0 when empty
   uint64_t bytes;
-  int64_t begin;    // intermediate rows [begin, begin + count)
-  int64_t count;    // 0: empty
+  int64_t begin;  // intermediate rows [begin, begin + count)
+  int64_t count;  // 0: empty
   uint32_t dtype;
   uint32_t hidden;
   uint64_t sum;  // XXH3-64 of the record; 0 when empty
@@ -111,13 +114,15 @@ inline uint64_t TensorEnd(const TensorRow& row) {
   return row.scale_bytes > 0 ? row.scale_offset + row.scale_bytes : row.offset + row.bytes;
 }
 
-// Bytes that WriteManifest will write; depends on counts and texts only, so that the region can be made before sums are known.
+// Bytes that WriteManifest will write; depends on counts and texts only, so that the region can be made before sums are
+// known.
 uint64_t ManifestBytes(const Manifest& manifest);
 void WriteManifest(const Manifest& manifest, uint8_t* body);
 // Errors: DataLoss, for anything that can't be: sums, ranges, shapes, order of rows, double names.
 absl::StatusOr<Manifest> ReadManifest(const uint8_t* body, uint64_t body_bytes);
 
-// A READY generation's checked manifest and its segments, mapped read-only: what WeightImage::Attach and `verify` stand on.
+// A READY generation's checked manifest and its segments, mapped read-only: what WeightImage::Attach and `verify` stand
+// on.
 struct ImageFiles {
   Manifest manifest;
   std::vector<ShmRegion> segments;

@@ -21,6 +21,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/check.h"
+#include "common/base/publish_point.h"
 
 namespace hearth {
 namespace {
@@ -29,7 +30,9 @@ namespace bip = boost::interprocess;
 
 constexpr size_t kFixedHashOffset = offsetof(RegionHeader, fixed_hash);
 
-std::string Errno(int error) { return strerror(error); }
+std::string Errno(int error) {
+  return strerror(error);
+}
 
 std::string DirOf(const std::string& path) {
   const size_t slash = path.rfind('/');
@@ -42,9 +45,11 @@ absl::Status DirectoryProblem(const std::string& dir) {
   for (size_t end = dir.find('/', 1); end != std::string::npos; end = dir.find('/', end + 1)) {
     const std::string part = dir.substr(0, end);
     if (faccessat(AT_FDCWD, part.c_str(), X_OK, AT_EACCESS) == 0) continue;
-    if (errno == ENOENT) return absl::NotFoundError(absl::StrCat("shared-memory directory ", dir, ": ", part, " does not exist"));
-    return absl::PermissionDeniedError(absl::StrCat("shared-memory directory ", dir, ": ", part, " can't be entered by user ",
-                                                    geteuid(), " (", Errno(errno), "); give this user the x right on it"));
+    if (errno == ENOENT)
+      return absl::NotFoundError(absl::StrCat("shared-memory directory ", dir, ": ", part, " does not exist"));
+    return absl::PermissionDeniedError(absl::StrCat("shared-memory directory ", dir, ": ", part,
+                                                    " can't be entered by user ", geteuid(), " (", Errno(errno),
+                                                    "); give this user the x right on it"));
   }
   struct stat st;
   if (stat(dir.c_str(), &st) != 0) {
@@ -53,8 +58,9 @@ absl::Status DirectoryProblem(const std::string& dir) {
   }
   if (!S_ISDIR(st.st_mode)) return absl::FailedPreconditionError(absl::StrCat(dir, " is not a directory"));
   if (faccessat(AT_FDCWD, dir.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
-    return absl::PermissionDeniedError(absl::StrCat("shared-memory directory ", dir, " is not writable by user ", geteuid(), " (",
-                                                    Errno(errno), "); give this user the w and x rights, or choose another directory"));
+    return absl::PermissionDeniedError(
+        absl::StrCat("shared-memory directory ", dir, " is not writable by user ", geteuid(), " (", Errno(errno),
+                     "); give this user the w and x rights, or choose another directory"));
   }
   return absl::OkStatus();
 }
@@ -72,22 +78,30 @@ uint64_t MemAvailableBytes() {
 absl::Status MapError(const std::string& path, const std::exception& e) {
   const auto* known = dynamic_cast<const bip::interprocess_exception*>(&e);
   const std::string message = absl::StrCat("mapping ", path, ": ", e.what());
-  if (known != nullptr && known->get_error_code() == bip::out_of_space_error) return absl::ResourceExhaustedError(message);
+  if (known != nullptr && known->get_error_code() == bip::out_of_space_error)
+    return absl::ResourceExhaustedError(message);
   if (known != nullptr && known->get_native_error() == ENOMEM) {
     return absl::ResourceExhaustedError(absl::StrCat(message, "; look at `ulimit -v` and vm.max_map_count"));
   }
   return absl::InternalError(message);
 }
 
-std::string Printable(uint64_t magic) { return absl::StrFormat("0x%016x", magic); }
+std::string Printable(uint64_t magic) {
+  return absl::StrFormat("0x%016x", magic);
+}
 
 std::string_view KindName(RegionKind kind) {
   switch (kind) {
-    case RegionKind::kManifest: return "manifest";
-    case RegionKind::kSegment: return "segment";
-    case RegionKind::kKvPool: return "KV pool";
-    case RegionKind::kStoreTable: return "store table";
-    case RegionKind::kExpertRing: return "expert ring";
+    case RegionKind::kManifest:
+      return "manifest";
+    case RegionKind::kSegment:
+      return "segment";
+    case RegionKind::kKvPool:
+      return "KV pool";
+    case RegionKind::kStoreTable:
+      return "store table";
+    case RegionKind::kExpertRing:
+      return "expert ring";
   }
   return "unknown kind";
 }
@@ -100,8 +114,8 @@ absl::Status ValidateHeader(const RegionHeader& h, uint64_t file_bytes, const st
         absl::StrCat(path, ": has no header: its maker died while creating it; it may be removed"));
   }
   if (h.magic != kRegionMagic) {
-    return absl::FailedPreconditionError(absl::StrCat(path, ": not a Hearth region: magic ", Printable(h.magic), ", expected ",
-                                                      Printable(kRegionMagic)));
+    return absl::FailedPreconditionError(absl::StrCat(path, ": not a Hearth region: magic ", Printable(h.magic),
+                                                      ", expected ", Printable(kRegionMagic)));
   }
   if (h.format_version != kRegionFormatVersion) {
     return absl::FailedPreconditionError(absl::StrCat(path, ": region format version ", h.format_version,
@@ -112,12 +126,13 @@ absl::Status ValidateHeader(const RegionHeader& h, uint64_t file_bytes, const st
     return absl::DataLossError(absl::StrCat(path, ": the header's sum does not match: it is damaged"));
   }
   if (h.kind != kind) {
-    return absl::FailedPreconditionError(absl::StrCat(path, ": holds a ", Sv(KindName(h.kind)), " (kind ", static_cast<uint32_t>(h.kind),
-                                                      "), expected a ", Sv(KindName(kind)), " (kind ", static_cast<uint32_t>(kind), ")"));
+    return absl::FailedPreconditionError(absl::StrCat(path, ": holds a ", Sv(KindName(h.kind)), " (kind ",
+                                                      static_cast<uint32_t>(h.kind), "), expected a ",
+                                                      Sv(KindName(kind)), " (kind ", static_cast<uint32_t>(kind), ")"));
   }
   if (h.kind_version != kind_version) {
-    return absl::FailedPreconditionError(absl::StrCat(path, ": ", Sv(KindName(kind)), " layout version ", h.kind_version,
-                                                      ", this program supports version ", kind_version,
+    return absl::FailedPreconditionError(absl::StrCat(path, ": ", Sv(KindName(kind)), " layout version ",
+                                                      h.kind_version, ", this program supports version ", kind_version,
                                                       "; run the matching version, or load the model anew"));
   }
   if (h.region_bytes != file_bytes) {
@@ -126,7 +141,8 @@ absl::Status ValidateHeader(const RegionHeader& h, uint64_t file_bytes, const st
   }
   const uint32_t state = h.state.load(std::memory_order_acquire);
   if (state < static_cast<uint32_t>(RegionState::kLoading) || state > static_cast<uint32_t>(RegionState::kRetired)) {
-    return absl::DataLossError(absl::StrCat(path, ": unknown state ", state, ": damaged, or its maker died while creating it"));
+    return absl::DataLossError(
+        absl::StrCat(path, ": unknown state ", state, ": damaged, or its maker died while creating it"));
   }
   return absl::OkStatus();
 }
@@ -140,7 +156,9 @@ struct Fd {
 };
 
 // Boost opens by name; this name is the file already checked, whatever has happened to the directory since.
-std::string FdPath(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
+std::string FdPath(int fd) {
+  return absl::StrCat("/proc/self/fd/", fd);
+}
 
 // fallocate of every byte; file systems without it (some network ones) get the slow way of the C library.
 int AllocateAll(int fd, uint64_t bytes) {
@@ -160,7 +178,9 @@ struct ShmRegion::Impl {
   bip::mapped_region map;
 };
 
-std::string RegionPlace::Path(std::string_view what) const { return absl::StrCat(dir, "/hearth.", node, ".", Sv(what)); }
+std::string RegionPlace::Path(std::string_view what) const {
+  return absl::StrCat(dir, "/hearth.", node, ".", Sv(what));
+}
 std::string RegionPlace::Path(std::string_view what, const Hash128& generation) const {
   return absl::StrCat(Path(what), ".", generation.ToHex());
 }
@@ -184,7 +204,8 @@ absl::StatusOr<ShmRegion> ShmRegion::Create(const std::string& path, RegionKind 
     if (error == EEXIST) return absl::AlreadyExistsError(absl::StrCat(path, " is already there"));
     RETURN_IF_ERROR(DirectoryProblem(dir));
     const std::string message = absl::StrCat("creating ", path, ": ", Errno(error));
-    if (error == ENOSPC || error == EMFILE || error == ENFILE || error == EDQUOT) return absl::ResourceExhaustedError(message);
+    if (error == ENOSPC || error == EMFILE || error == ENFILE || error == EDQUOT)
+      return absl::ResourceExhaustedError(message);
     if (error == EACCES || error == EPERM || error == EROFS) return absl::PermissionDeniedError(message);
     return absl::InternalError(message);
   }
@@ -193,7 +214,8 @@ absl::StatusOr<ShmRegion> ShmRegion::Create(const std::string& path, RegionKind 
     return status;
   };
   struct statfs fs;
-  if (fstatfs(file.fd, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC) {  // whole huge pages, or neither truncate nor mmap agree
+  if (fstatfs(file.fd, &fs) == 0 &&
+      fs.f_type == HUGETLBFS_MAGIC) {  // whole huge pages, or neither truncate nor mmap agree
     const uint64_t page = static_cast<uint64_t>(fs.f_bsize);
     region_bytes = (region_bytes + page - 1) / page * page;
   }
@@ -203,14 +225,17 @@ absl::StatusOr<ShmRegion> ShmRegion::Create(const std::string& path, RegionKind 
         absl::StrCat("allocating ", path, ": needed ", region_bytes, " bytes, available ",
                      available.ok() ? absl::StrCat(*available, " bytes") : "unknown", " in ", dir, " (", Errno(error),
                      "); free memory there, or raise the size of that file system (mount -o remount,size=...)");
-    if (error == ENOSPC || error == ENOMEM || error == EFBIG || error == EDQUOT) return fail(absl::ResourceExhaustedError(message));
+    if (error == ENOSPC || error == ENOMEM || error == EFBIG || error == EDQUOT)
+      return fail(absl::ResourceExhaustedError(message));
     return fail(absl::InternalError(message));
   }
+  PublishPoint("region.allocated");
   try {
     auto impl = std::make_unique<Impl>();
     impl->path = path;
     impl->mode = MapMode::kReadWrite;
-    impl->map = bip::mapped_region(bip::file_mapping(FdPath(file.fd).c_str(), bip::read_write), bip::read_write, 0, region_bytes);
+    impl->map = bip::mapped_region(bip::file_mapping(FdPath(file.fd).c_str(), bip::read_write), bip::read_write, 0,
+                                   region_bytes);
     ShmRegion region(std::move(impl));
     // Best effort: a tmpfs mounted with huge=advise hands out huge pages only to mappings that ask.
     madvise(region.base(), region_bytes, MADV_HUGEPAGE);
@@ -219,8 +244,8 @@ absl::StatusOr<ShmRegion> ShmRegion::Create(const std::string& path, RegionKind 
     absl::StatusOr<ProcessId> self = ProcessOf(getpid());
     if (!self.ok()) return fail(self.status());
     region.SetOwner(*self);
-    // The file is all zeros until here. The magic goes in with the sum that covers it, the state last: whatever a crash leaves
-    // is seen as unfinished.
+    // The file is all zeros until here. The magic goes in with the sum that covers it, the state last: whatever a crash
+    // leaves is seen as unfinished.
     h.format_version = kRegionFormatVersion;
     h.kind = kind;
     h.region_bytes = region_bytes;
@@ -228,15 +253,19 @@ absl::StatusOr<ShmRegion> ShmRegion::Create(const std::string& path, RegionKind 
     h.kind_version = kind_version;
     h.reserved = 0;
     h.magic = kRegionMagic;
+    PublishPoint("region.magic");
     h.fixed_hash = Xxh3_64(&h, kFixedHashOffset);
+    PublishPoint("region.fixed_hash");
     region.SetState(RegionState::kLoading);
+    PublishPoint("region.loading");
     return region;
   } catch (const std::exception& e) {
     return fail(MapError(path, e));
   }
 }
 
-absl::StatusOr<ShmRegion> ShmRegion::Open(const std::string& path, RegionKind kind, uint64_t kind_version, MapMode mode) {
+absl::StatusOr<ShmRegion> ShmRegion::Open(const std::string& path, RegionKind kind, uint64_t kind_version,
+                                          MapMode mode) {
   Fd file;
   file.fd = open(path.c_str(), (mode == MapMode::kReadOnly ? O_RDONLY : O_RDWR) | O_NOFOLLOW | O_CLOEXEC);
   if (file.fd < 0) {
@@ -260,7 +289,8 @@ absl::StatusOr<ShmRegion> ShmRegion::Open(const std::string& path, RegionKind ki
   }
   const uint64_t file_bytes = static_cast<uint64_t>(st.st_size);
   if (file_bytes < kRegionHeaderBytes) {
-    return absl::DataLossError(absl::StrCat(path, ": ", file_bytes, " bytes are less than a header of ", kRegionHeaderBytes,
+    return absl::DataLossError(absl::StrCat(path, ": ", file_bytes, " bytes are less than a header of ",
+                                            kRegionHeaderBytes,
                                             ": its maker died while creating it; it may be removed"));
   }
   try {
@@ -278,10 +308,18 @@ absl::StatusOr<ShmRegion> ShmRegion::Open(const std::string& path, RegionKind ki
   }
 }
 
-RegionHeader& ShmRegion::header() const { return *reinterpret_cast<RegionHeader*>(base()); }
-uint8_t* ShmRegion::base() const { return static_cast<uint8_t*>(impl_->map.get_address()); }
-uint64_t ShmRegion::bytes() const { return impl_->map.get_size(); }
-const std::string& ShmRegion::path() const { return impl_->path; }
+RegionHeader& ShmRegion::header() const {
+  return *reinterpret_cast<RegionHeader*>(base());
+}
+uint8_t* ShmRegion::base() const {
+  return static_cast<uint8_t*>(impl_->map.get_address());
+}
+uint64_t ShmRegion::bytes() const {
+  return impl_->map.get_size();
+}
+const std::string& ShmRegion::path() const {
+  return impl_->path;
+}
 
 void ShmRegion::SetOwner(const ProcessId& owner) {
   HEARTH_CHECK(impl_->mode == MapMode::kReadWrite);
@@ -289,6 +327,7 @@ void ShmRegion::SetOwner(const ProcessId& owner) {
   // A reader between the stores sees pid 0, nobody, and never one owner's pid with another's start time.
   h.owner_pid.store(0, std::memory_order_release);
   h.owner_start.store(owner.start_ticks, std::memory_order_release);
+  PublishPoint("region.owner_start");
   h.owner_pid.store(owner.pid, std::memory_order_release);
 }
 
@@ -321,14 +360,17 @@ std::vector<RegionFile> ListRegionFiles(const RegionPlace& place) {
   while (const dirent* entry = readdir(dir)) {
     const std::string name = entry->d_name;
     if (name.compare(0, prefix.size(), prefix) != 0) continue;
-    // What follows is <what> or <what>.<32 hex digits>: with any other dot it belongs to a node whose name begins like ours.
+    // What follows is <what> or <what>.<32 hex digits>: with any other dot it belongs to a node whose name begins like
+    // ours.
     RegionFile file{absl::StrCat(place.dir, "/", name), name.substr(prefix.size()), std::nullopt};
     if (const size_t dot = file.what.find('.'); dot != std::string::npos) {
       file.generation = Hash128FromHex(std::string_view(file.what).substr(dot + 1));
       if (!file.generation) continue;
       file.what.resize(dot);
     }
-    const auto plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_'; };
+    const auto plain = [](char c) {
+      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
+    };
     if (file.what.empty() || !std::all_of(file.what.begin(), file.what.end(), plain)) continue;
     files.push_back(std::move(file));
   }

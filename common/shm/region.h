@@ -18,23 +18,25 @@
 
 namespace hearth {
 
-inline constexpr uint64_t kRegionMagic = 0x3154'5245'4148'5247;  // "GRHAERT1" read as bytes: which file this is, before anything is believed
+inline constexpr uint64_t kRegionMagic =
+    0x3154'5245'4148'5247;  // "GRHAERT1" read as bytes: which file this is, before anything is believed
 inline constexpr uint32_t kRegionFormatVersion = 1;
 inline constexpr uint64_t kRegionHeaderBytes = 4096;
 
 enum class RegionKind : uint32_t { kManifest = 1, kSegment = 2, kKvPool = 3, kStoreTable = 4, kExpertRing = 5 };
 enum class RegionState : uint32_t { kLoading = 1, kReady = 2, kRetired = 3 };
 
-// At offset 0 of each region. The fixed part is written once, before kLoading is stored, and is covered by `fixed_hash`.
+// At offset 0 of each region. The fixed part is written once, before kLoading is stored, and is covered by
+// `fixed_hash`.
 struct RegionHeader {
   uint64_t magic;
   uint32_t format_version;
   RegionKind kind;
-  uint64_t region_bytes;     // whole file
-  Hash128 generation;        // random; zero for regions that outlive generations (the store table)
-  uint64_t kind_version;     // version of what follows the header (manifest layout, pool layout, ...)
+  uint64_t region_bytes;  // whole file
+  Hash128 generation;     // random; zero for regions that outlive generations (the store table)
+  uint64_t kind_version;  // version of what follows the header (manifest layout, pool layout, ...)
   uint64_t reserved;
-  uint64_t fixed_hash;       // XXH3-64 of the bytes before this field
+  uint64_t fixed_hash;  // XXH3-64 of the bytes before this field
   // Outside the hash, each validated on its own:
   std::atomic<uint32_t> state;        // RegionState; writer: the owning store; release store after what it publishes
   std::atomic<int32_t> owner_pid;     // the store that owns the region now; rewritten at adoption
@@ -56,14 +58,15 @@ enum class MapMode { kReadOnly, kReadWrite };
 
 class ShmRegion {
  public:
-  // Makes the file (mode 0600), allocates every byte of it (fallocate: a full tmpfs is ResourceExhausted here, never SIGBUS later; the message has
-  // needed and available), maps it read-write, writes the header with state kLoading and this process as owner. AlreadyExists if the file is
-  // there, PermissionDenied naming the directory that refuses, NotFound for a missing one. After an error no file is left.
-  static absl::StatusOr<ShmRegion> Create(const std::string& path, RegionKind kind, uint64_t kind_version, const Hash128& generation,
-                                          uint64_t body_bytes);
-  // Maps an existing file after validating its header. Errors: NotFound; FailedPrecondition for another magic or version (both
-  // named; a zero magic is a creation that a crash cut short) or another kind; DataLoss for a wrong size, hash or state;
-  // PermissionDenied for a file that another user may have planted.
+  // Makes the file (mode 0600), allocates every byte of it (fallocate: a full tmpfs is ResourceExhausted here, never
+  // SIGBUS later; the message has needed and available), maps it read-write, writes the header with state kLoading and
+  // this process as owner. AlreadyExists if the file is there, PermissionDenied naming the directory that refuses,
+  // NotFound for a missing one. After an error no file is left.
+  static absl::StatusOr<ShmRegion> Create(const std::string& path, RegionKind kind, uint64_t kind_version,
+                                          const Hash128& generation, uint64_t body_bytes);
+  // Maps an existing file after validating its header. Errors: NotFound; FailedPrecondition for another magic or
+  // version (both named; a zero magic is a creation that a crash cut short) or another kind; DataLoss for a wrong size,
+  // hash or state; PermissionDenied for a file that another user may have planted.
   static absl::StatusOr<ShmRegion> Open(const std::string& path, RegionKind kind, uint64_t kind_version, MapMode mode);
 
   ShmRegion(ShmRegion&&) noexcept;
@@ -71,7 +74,7 @@ class ShmRegion {
   ~ShmRegion();  // unmaps; the file stays
 
   RegionHeader& header() const;
-  uint8_t* base() const;   // of the file, header included
+  uint8_t* base() const;  // of the file, header included
   uint8_t* body() const { return base() + kRegionHeaderBytes; }
   uint64_t bytes() const;
   uint64_t body_bytes() const { return bytes() - kRegionHeaderBytes; }
@@ -88,8 +91,9 @@ class ShmRegion {
   std::unique_ptr<Impl> impl_;
 };
 
-// Bytes that may still be allocated in the file system of `dir` (statvfs; MemAvailable for a tmpfs without limit), and whether it is
-// writable: checked before loading. PermissionDenied names the directory of the path that can't be entered or written.
+// Bytes that may still be allocated in the file system of `dir` (statvfs; MemAvailable for a tmpfs without limit), and
+// whether it is writable: checked before loading. PermissionDenied names the directory of the path that can't be
+// entered or written.
 absl::StatusOr<uint64_t> ShmAvailableBytes(const std::string& dir);
 
 // A file that carries the node's name: hearth.<node>.<what>[.<generation>], taken apart.

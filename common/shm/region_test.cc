@@ -35,7 +35,9 @@ class RegionTest : public testing::Test {
     EXPECT_TRUE(region.ok()) << std::string(region.status().message());
     return *std::move(region);
   }
-  absl::Status OpenStatus(const std::string& path) { return ShmRegion::Open(path, RegionKind::kSegment, 7, MapMode::kReadOnly).status(); }
+  absl::Status OpenStatus(const std::string& path) {
+    return ShmRegion::Open(path, RegionKind::kSegment, 7, MapMode::kReadOnly).status();
+  }
   void Write(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
   // Runs `child` in a forked process and returns its exit code: for what a test must not do to its own process.
@@ -62,7 +64,8 @@ TEST_F(RegionTest, CreatedRegionIsPrivateAllocatedAndLoading) {
   struct stat st;
   ASSERT_EQ(stat(path.c_str(), &st), 0);
   EXPECT_EQ(st.st_mode & 0777, 0600u);
-  EXPECT_GE(static_cast<uint64_t>(st.st_blocks) * 512, region.bytes());  // no holes: nothing is left to fail at the first touch
+  EXPECT_GE(static_cast<uint64_t>(st.st_blocks) * 512,
+            region.bytes());  // no holes: nothing is left to fail at the first touch
   region.body()[99'999] = 42;
 
   absl::StatusOr<ShmRegion> reader = ShmRegion::Open(path, RegionKind::kSegment, 7, MapMode::kReadOnly);
@@ -72,7 +75,8 @@ TEST_F(RegionTest, CreatedRegionIsPrivateAllocatedAndLoading) {
   EXPECT_EQ(reader->state(), RegionState::kReady);
   region.SetOwner({1234, 99});
   EXPECT_EQ(reader->owner(), (ProcessId{1234, 99}));
-  EXPECT_EQ(ShmRegion::Create(path, RegionKind::kSegment, 7, generation_, 1).status().code(), absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(ShmRegion::Create(path, RegionKind::kSegment, 7, generation_, 1).status().code(),
+            absl::StatusCode::kAlreadyExists);
 }
 
 TEST_F(RegionTest, MappingOutlivesTheName) {
@@ -119,7 +123,8 @@ TEST_F(RegionTest, RefusalsNameWhatWasFoundAndExpected) {
   h.magic = 0x1111;
   rehash();
   EXPECT_EQ(OpenStatus(path).code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(OpenStatus(path).message()), testing::AllOf(HasSubstr("0x0000000000001111"), HasSubstr("expected")));
+  EXPECT_THAT(std::string(OpenStatus(path).message()),
+              testing::AllOf(HasSubstr("0x0000000000001111"), HasSubstr("expected")));
   h.magic = kRegionMagic;
   rehash();
   h.state.store(77);
@@ -155,7 +160,8 @@ TEST_F(RegionTest, TooSmallTmpfsIsResourceExhaustedWithBothNumbersAndLeavesNothi
     }
     const absl::Status status = ShmRegion::Create(dir + "/r", RegionKind::kSegment, 1, generation_, 3 << 20).status();
     const std::string message(status.message());
-    const bool named = message.find("needed 3149824 bytes") != std::string::npos && message.find("available 1048576 bytes") != std::string::npos;
+    const bool named = message.find("needed 3149824 bytes") != std::string::npos &&
+                       message.find("available 1048576 bytes") != std::string::npos;
     if (!named) fprintf(stderr, "%s\n", message.c_str());
     return absl::IsResourceExhausted(status) && named && fs::is_empty(dir) ? 0 : 1;
   });
@@ -166,7 +172,8 @@ TEST_F(RegionTest, TooSmallTmpfsIsResourceExhaustedWithBothNumbersAndLeavesNothi
 TEST_F(RegionTest, UnwritableAndUnenterableDirectoriesAreNamed) {
   EXPECT_EQ(ShmAvailableBytes("/no/such/dir").status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(ShmAvailableBytes("/no/such/dir").status().message()), HasSubstr("/no does not exist"));
-  EXPECT_EQ(ShmRegion::Create("/no/such/dir/x", RegionKind::kSegment, 1, generation_, 1).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(ShmRegion::Create("/no/such/dir/x", RegionKind::kSegment, 1, generation_, 1).status().code(),
+            absl::StatusCode::kNotFound);
   EXPECT_GT(*ShmAvailableBytes(place_.dir), 0u);
   if (geteuid() != 0) GTEST_SKIP() << "the rest needs root, to become a user without rights";
   const std::string closed = place_.dir + "/closed", inner = closed + "/inner";
@@ -180,7 +187,8 @@ TEST_F(RegionTest, UnwritableAndUnenterableDirectoriesAreNamed) {
       const bool ok = absl::IsPermissionDenied(available) && absl::IsPermissionDenied(created) &&
                       std::string(available.message()).find(named) != std::string::npos &&
                       std::string(created.message()).find(named) != std::string::npos;
-      if (!ok) fprintf(stderr, "%s / %s\n", std::string(available.message()).c_str(), std::string(created.message()).c_str());
+      if (!ok)
+        fprintf(stderr, "%s / %s\n", std::string(available.message()).c_str(), std::string(created.message()).c_str());
       return ok ? 0 : 1;
     });
   };
@@ -207,13 +215,16 @@ TEST_F(RegionTest, FilesOfOtherUsersAreNotTrusted) {
 TEST_F(RegionTest, ListsOnlyThisNodesRegions) {
   const std::string hex = generation_.ToHex();
   const RegionPlace longer{place_.dir, "n1.b"};
-  for (const std::string& name : {std::string("hearth.n1.table"), "hearth.n1.segment0." + hex, "hearth.n1.kv." + hex}) Write(place_.dir + "/" + name, "");
-  for (const std::string& name : {std::string("hearth.n10.table"), "hearth.n1.b.segment0." + hex, std::string("hearth.n1.b.table"),
-                                  std::string("hearth.n1"), std::string("hearth.n1."), "x.hearth.n1.segment0." + hex,
-                                  "hearth.n1.segment0." + hex + "00", "hearth.n1.segment0." + hex + ".tmp"}) {
+  for (const std::string& name : {std::string("hearth.n1.table"), "hearth.n1.segment0." + hex, "hearth.n1.kv." + hex})
+    Write(place_.dir + "/" + name, "");
+  for (const std::string& name :
+       {std::string("hearth.n10.table"), "hearth.n1.b.segment0." + hex, std::string("hearth.n1.b.table"),
+        std::string("hearth.n1"), std::string("hearth.n1."), "x.hearth.n1.segment0." + hex,
+        "hearth.n1.segment0." + hex + "00", "hearth.n1.segment0." + hex + ".tmp"}) {
     Write(place_.dir + "/" + name, "");
   }
-  EXPECT_THAT(ListRegions(place_), ElementsAre(place_.Path("kv", generation_), place_.Path("segment0", generation_), place_.Path("table")));
+  EXPECT_THAT(ListRegions(place_),
+              ElementsAre(place_.Path("kv", generation_), place_.Path("segment0", generation_), place_.Path("table")));
   EXPECT_THAT(ListRegions(longer), ElementsAre(longer.Path("segment0", generation_), longer.Path("table")));
   const std::vector<RegionFile> files = ListRegionFiles(place_);
   EXPECT_EQ(files[1].what, "segment0");

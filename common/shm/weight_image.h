@@ -1,6 +1,7 @@
-// A published weight image, read side: attach to a generation, find tensors and expert records. Layout: docs/weight-image.md.
-// Room: common/shm. May touch: common/base. Processes: workers map it read-only; only the store writes, and only before READY.
-// A mapping stays valid after the store died or retired the generation: the pages live as long as somebody maps them.
+// A published weight image, read side: attach to a generation, find tensors and expert records. Layout:
+// docs/weight-image.md. Room: common/shm. May touch: common/base. Processes: workers map it read-only; only the store
+// writes, and only before READY. A mapping stays valid after the store died or retired the generation: the pages live
+// as long as somebody maps them.
 #pragma once
 
 #include <cstdint>
@@ -28,11 +29,12 @@ struct ImageTensor {
   int64_t scale_stride = 0;
 };
 
-// One shard of one routed expert: gate [count, H] | up [count, H] | down [H, count] | scales, for intermediate rows [begin, begin + count).
+// One shard of one routed expert: gate [count, H] | up [count, H] | down [H, count] | scales, for intermediate rows
+// [begin, begin + count).
 struct ImageExpert {
   DType dtype = DType::kInvalid;
   int64_t begin = 0;
-  int64_t count = 0;  // 0: this shard is empty, all pointers are null
+  int64_t count = 0;                // 0: this shard is empty, all pointers are null
   const uint8_t* record = nullptr;  // all of it, for one copy to a device; its inner offsets are ExpertRecordLayout's
   uint64_t record_bytes = 0;
   const void* gate = nullptr;
@@ -43,7 +45,8 @@ struct ImageExpert {
   const float* down_scales = nullptr;  // [ceil(H/128), ceil(count/128)]
 };
 
-// Intermediate rows of shard s of S: blocks [s*B/S, (s+1)*B/S) of B = ceil(intermediate/128), in integer division (DESIGN 3.1).
+// Intermediate rows of shard s of S: blocks [s*B/S, (s+1)*B/S) of B = ceil(intermediate/128), in integer division
+// (DESIGN 3.1).
 struct ShardRange {
   int64_t begin = 0;
   int64_t count = 0;
@@ -53,10 +56,12 @@ ShardRange ExpertShard(int64_t intermediate, int64_t shard, int64_t num_shards);
 inline constexpr std::string_view kManifestWhat = "manifest";  // hearth.<node>.manifest.<generation>
 std::string SegmentWhat(int64_t index);                        // hearth.<node>.segment<k>.<generation>
 
-// Threads: any; const after Attach. Checks and tables take milliseconds whatever the image's size: no weight byte is read.
+// Threads: any; const after Attach. Checks and tables take milliseconds whatever the image's size: no weight byte is
+// read.
 class WeightImage {
  public:
-  // Errors: NotFound, FailedPrecondition (not READY, another version), DataLoss (manifest hash, segment of another generation, offsets outside).
+  // Errors: NotFound, FailedPrecondition (not READY, another version), DataLoss (manifest hash, segment of another
+  // generation, offsets outside).
   static absl::StatusOr<std::shared_ptr<const WeightImage>> Attach(const RegionPlace& place, const Hash128& generation);
   virtual ~WeightImage() = default;
 

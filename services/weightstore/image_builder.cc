@@ -1,4 +1,5 @@
-// The steps from checkpoint to READY image, and back to proof. Contract: image_builder.h, docs/weight-image.md. Room: services/weightstore.
+// The steps from checkpoint to READY image, and back to proof. Contract: image_builder.h, docs/weight-image.md. Room:
+// services/weightstore.
 #include "services/weightstore/image_builder.h"
 
 #include <algorithm>
@@ -6,6 +7,7 @@
 #include <vector>
 
 #include "common/base/logging.h"
+#include "common/base/publish_point.h"
 #include "common/base/time.h"
 #include "common/numa/topology.h"
 #include "common/shm/generations.h"
@@ -65,9 +67,10 @@ absl::Status CheckSums(const ImageFiles& image, const ReadOptions& options) {
       if (range.bytes == 0) continue;
       const uint64_t sum = Xxh3_64(image.segments[range.segment].body() + range.offset, range.bytes);
       if (sum != range.sum) {
-        return absl::DataLossError(absl::StrCat(ManifestTargetName(image.manifest, target), ": its ", range.bytes, " bytes at ",
-                                                range.offset + kRegionHeaderBytes, " of ", image.segments[range.segment].path(),
-                                                " do not have the sum of the manifest: memory or software has changed them; load the model anew"));
+        return absl::DataLossError(absl::StrCat(
+            ManifestTargetName(image.manifest, target), ": its ", range.bytes, " bytes at ",
+            range.offset + kRegionHeaderBytes, " of ", image.segments[range.segment].path(),
+            " do not have the sum of the manifest: memory or software has changed them; load the model anew"));
       }
       done.fetch_add(range.bytes, std::memory_order_relaxed);
     }
@@ -75,29 +78,33 @@ absl::Status CheckSums(const ImageFiles& image, const ReadOptions& options) {
   });
 }
 
-// The image is of this very layout and these names: otherwise the comparison of bytes would be one of apples with pears.
+// The image is of this very layout and these names: otherwise the comparison of bytes would be one of apples with
+// pears.
 absl::Status CheckSamePlan(const Manifest& image, const ImagePlan& plan) {
   const Manifest& fresh = plan.manifest;
   const auto differs = [&](const std::string& what) {
     return absl::DataLossError(absl::StrCat("image and checkpoint ", plan.checkpoint.dir(), " differ: ", what));
   };
   if (image.config_json != fresh.config_json) return differs("config.json is another");
-  if (image.segments.size() != fresh.segments.size() || image.tensors.size() != fresh.tensors.size() || image.experts.size() != fresh.experts.size()) {
+  if (image.segments.size() != fresh.segments.size() || image.tensors.size() != fresh.tensors.size() ||
+      image.experts.size() != fresh.experts.size()) {
     return differs("number of tensors");
   }
   for (size_t i = 0; i < fresh.tensors.size(); ++i) {
     const TensorRow &a = image.tensors[i], &b = fresh.tensors[i];
-    if (image.tensor_names[i] != fresh.tensor_names[i]) return differs(absl::StrCat(image.tensor_names[i], " against ", fresh.tensor_names[i]));
-    if (a.dtype != b.dtype || a.rank != b.rank || !std::equal(a.dims, a.dims + kManifestRankMax, b.dims) || a.segment != b.segment ||
-        a.offset != b.offset || a.scale_offset != b.scale_offset) {
+    if (image.tensor_names[i] != fresh.tensor_names[i])
+      return differs(absl::StrCat(image.tensor_names[i], " against ", fresh.tensor_names[i]));
+    if (a.dtype != b.dtype || a.rank != b.rank || !std::equal(a.dims, a.dims + kManifestRankMax, b.dims) ||
+        a.segment != b.segment || a.offset != b.offset || a.scale_offset != b.scale_offset) {
       return differs(absl::StrCat("tensor ", fresh.tensor_names[i], " has another dtype, shape or place"));
     }
   }
   for (size_t i = 0; i < fresh.experts.size(); ++i) {
     const ExpertRow &a = image.experts[i], &b = fresh.experts[i];
-    if (a.layer != b.layer || a.expert != b.expert || a.segment != b.segment || a.offset != b.offset || a.begin != b.begin ||
-        a.count != b.count || a.dtype != b.dtype || a.hidden != b.hidden) {
-      return differs(absl::StrCat(plan.TargetName(static_cast<uint32_t>(fresh.tensors.size() + i)), " has another dtype, shape or place"));
+    if (a.layer != b.layer || a.expert != b.expert || a.segment != b.segment || a.offset != b.offset ||
+        a.begin != b.begin || a.count != b.count || a.dtype != b.dtype || a.hidden != b.hidden) {
+      return differs(absl::StrCat(plan.TargetName(static_cast<uint32_t>(fresh.tensors.size() + i)),
+                                  " has another dtype, shape or place"));
     }
   }
   return absl::OkStatus();
@@ -127,23 +134,31 @@ absl::StatusOr<BuildResult> BuildImage(const BuildOptions& options) {
   const Topology topology = DiscoverTopology();
   result.notes = plan.config.notes;
   result.notes.insert(result.notes.end(), topology.notes.begin(), topology.notes.end());
-  ASSIGN_OR_RETURN(std::vector<ShmRegion> segments, CreateSegments(options.place, generation, needs.segment_bytes, topology, result.notes));
+  ASSIGN_OR_RETURN(std::vector<ShmRegion> segments,
+                   CreateSegments(options.place, generation, needs.segment_bytes, topology, result.notes));
   std::vector<uint8_t*> bodies;
   for (const ShmRegion& segment : segments) bodies.push_back(segment.body());
-  ASSIGN_OR_RETURN(ShmRegion manifest_region, ShmRegion::Create(options.place.Path(kManifestWhat, generation), RegionKind::kManifest,
-                                                                kManifestVersion, generation, needs.manifest_bytes));
+  ASSIGN_OR_RETURN(ShmRegion manifest_region,
+                   ShmRegion::Create(options.place.Path(kManifestWhat, generation), RegionKind::kManifest,
+                                     kManifestVersion, generation, needs.manifest_bytes));
 
   ImageWriter writer(plan, bodies);
   RETURN_IF_ERROR(ReadSources(plan, writer, read));
   SetSums(writer.sums(), manifest);
   manifest.fingerprint = ModelFingerprint(plan, writer.digests());
+  PublishPoint("image.weights");
   WriteManifest(manifest, manifest_region.body());
+  PublishPoint("image.rows");
   // What workers will check is checked once here, while it can still be refused.
   RETURN_IF_ERROR(ReadManifest(manifest_region.body(), manifest_region.body_bytes()).status());
   RETURN_IF_ERROR(CancelledIf(options));
-  for (ShmRegion& segment : segments) segment.SetState(RegionState::kReady);
+  for (ShmRegion& segment : segments) {
+    segment.SetState(RegionState::kReady);
+    PublishPoint("image.segment_ready");
+  }
   if (options.before_ready) RETURN_IF_ERROR(options.before_ready(generation));
   manifest_region.SetState(RegionState::kReady);
+  PublishPoint("image.ready");
   unpublished.Published();
 
   NotePlacement(segments, topology, result.notes);

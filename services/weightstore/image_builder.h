@@ -1,6 +1,7 @@
 // Checkpoint -> published weight image: plan, refuse, read, check, place, hash, publish. Layout: docs/weight-image.md.
-// Room: services/weightstore. May touch: common/{formats,shm,numa,base}. Not: gRPC. Threads: one caller; makes its own reader threads.
-// If the process dies at any point before the last step, no region is READY and the next store removes the leftovers.
+// Room: services/weightstore. May touch: common/{formats,shm,numa,base}. Not: gRPC. Threads: one caller; makes its own
+// reader threads. If the process dies at any point before the last step, no region is READY and the next store removes
+// the leftovers.
 #pragma once
 
 #include <cstdint>
@@ -24,29 +25,31 @@ struct LoadProgress {
 struct BuildOptions {
   std::string model_dir;
   RegionPlace place;
-  int num_shards = 1;      // NUMA shards of routed experts; may exceed the machine's nodes (a pretended topology)
-  int num_threads = 0;     // 0: as many as the machine has cores, at most 16
+  int num_shards = 1;   // NUMA shards of routed experts; may exceed the machine's nodes (a pretended topology)
+  int num_threads = 0;  // readers; 0: as many as the machine has cores, but 8 to 16
   std::function<void(const LoadProgress&)> progress;  // several times a second, from the calling thread; may be empty
-  std::function<bool()> cancelled;                    // asked on the calling thread about twenty times a second; may be empty
-  // Called when all else is done, just before the manifest becomes READY: what must exist together with the generation (KV pool,
-  // table) is made here. Its error removes everything.
+  std::function<bool()> cancelled;  // asked on the calling thread about twenty times a second; may be empty
+  // Called when all else is done, just before the manifest becomes READY: what must exist together with the generation
+  // (KV pool, table) is made here. Its error removes everything.
   std::function<absl::Status(const Hash128& generation)> before_ready;
-  uint64_t reserve_bytes = 0;                         // must stay available in the shm directory afterwards (KV pool, rings)
+  uint64_t reserve_bytes = 0;  // must stay available in the shm directory afterwards (KV pool, rings)
 };
 
 struct BuildResult {
   Hash128 generation;
   Hash128 fingerprint;
-  uint64_t bytes = 0;      // of all segments
+  uint64_t bytes = 0;  // of all segments
   double seconds = 0;
   std::vector<std::string> notes;  // what was assumed, and how memory was placed: for the log
 };
 
-// Everything that can be known before the first byte is read is refused before it: config, plan, missing shards, memory (needed and available).
-// What can be known only from bytes (NaN codes, bad scales) removes all that was made. Errors: see formats/*.h; ResourceExhausted for memory; Cancelled.
+// Everything that can be known before the first byte is read is refused before it: config, plan, missing shards, memory
+// (needed and available). What can be known only from bytes (NaN codes, bad scales) removes all that was made. Errors:
+// see formats/*.h; ResourceExhausted for memory; Cancelled.
 absl::StatusOr<BuildResult> BuildImage(const BuildOptions& options);
 
-// Holds a published image against its manifest's sums, and, if `model_dir` is not empty, against the checkpoint's bytes. DataLoss names the first tensor that differs.
+// Holds a published image against its manifest's sums, and, if `model_dir` is not empty, against the checkpoint's
+// bytes. DataLoss names the first tensor that differs.
 absl::Status VerifyImage(const RegionPlace& place, const Hash128& generation, const std::string& model_dir,
                          const std::function<void(const LoadProgress&)>& progress);
 

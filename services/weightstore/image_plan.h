@@ -1,5 +1,6 @@
-// Where every byte of a checkpoint goes in a weight image: rows of the manifest, and the copies that fill them. Layout: docs/weight-image.md.
-// Room: services/weightstore. May touch: common/{formats,shm,base}. Threads: any; a value, const once made. Reads headers only, no weight.
+// Where every byte of a checkpoint goes in a weight image: rows of the manifest, and the copies that fill them. Layout:
+// docs/weight-image.md. Room: services/weightstore. May touch: common/{formats,shm,base}. Threads: any; a value, const
+// once made. Reads headers only, no weight.
 #pragma once
 
 #include <cstdint>
@@ -14,8 +15,8 @@
 
 namespace hearth {
 
-// A rectangle of a source tensor, seen as [rows, row_bytes], and where it goes. A target is a row of the manifest: tensor rows
-// first, expert rows behind them.
+// A rectangle of a source tensor, seen as [rows, row_bytes], and where it goes. A target is a row of the manifest:
+// tensor rows first, expert rows behind them.
 struct CopyRect {
   uint32_t target = 0;
   uint32_t segment = 0;
@@ -39,21 +40,22 @@ struct ImageSource {
 struct ImagePlan {
   ModelConfig config;
   Checkpoint checkpoint;
-  Manifest manifest;                  // all but generation, fingerprint and sums
-  std::vector<ImageSource> sources;   // in reading order: by file and offset
-  std::vector<uint32_t> target_parts; // rectangles that a target waits for
-  uint64_t read_bytes = 0;            // of all sources
+  Manifest manifest;                   // all but generation, fingerprint and sums
+  std::vector<ImageSource> sources;    // in reading order: by file and offset
+  std::vector<uint32_t> target_parts;  // rectangles that a target waits for
+  uint64_t read_bytes = 0;             // of all sources
 
   uint64_t segment_bytes() const;
   // "model.layers.3.mlp.gate.weight", or "model.layers.3, expert 7, shard 1 of 2".
   std::string TargetName(uint32_t target) const;
 };
 
-// Errors: those of formats/*.h for config, checkpoint and plan; InvalidArgument for num_shards and for experts of mixed dtypes.
+// Errors: those of formats/*.h for config, checkpoint and plan; InvalidArgument for num_shards and for experts of mixed
+// dtypes.
 absl::StatusOr<ImagePlan> PlanImage(const std::string& model_dir, int num_shards);
 
-// The model's identity: XXH3-128 of config.json and of all sources, sorted by name: (name, dtype, shape, XXH3-128 of the checkpoint's
-// bytes). It does not depend on the shard count. `digests` is parallel to plan.sources.
+// The model's identity: XXH3-128 of config.json and of all sources, sorted by name: (name, dtype, shape, XXH3-128 of
+// the checkpoint's bytes). It does not depend on the shard count. `digests` is parallel to plan.sources.
 Hash128 ModelFingerprint(const ImagePlan& plan, const std::vector<Hash128>& digests);
 
 std::string ManifestTargetName(const Manifest& manifest, uint32_t target);

@@ -98,7 +98,8 @@ class CheckpointReader {
     if (error == ENOENT) return absl::NotFoundError(message);
     if (error == EACCES || error == EPERM) return absl::PermissionDeniedError(message);
     if (error == EIO) return absl::DataLossError(absl::StrCat(message, ": look at the disk's health"));
-    if (error == EMFILE || error == ENFILE) return absl::ResourceExhaustedError(absl::StrCat(message, ": raise `ulimit -n`"));
+    if (error == EMFILE || error == ENFILE)
+      return absl::ResourceExhaustedError(absl::StrCat(message, ": raise `ulimit -n`"));
     return absl::InternalError(message);
   }
 
@@ -117,8 +118,10 @@ struct FreeDeleter {
 int ReaderThreads(int wanted) {
   if (wanted > 0) return wanted;
   cpu_set_t set;
-  const int cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency());
-  return std::clamp(cores, 1, 16);
+  const int cores = sched_getaffinity(0, sizeof(set), &set) == 0
+                        ? CPU_COUNT(&set)
+                        : static_cast<int>(std::thread::hardware_concurrency());
+  return std::clamp(cores, 8, 16);
 }
 
 absl::Status RunWithProgress(const ReadOptions& options, uint64_t total_bytes, const std::atomic<uint64_t>& done_bytes,
@@ -140,7 +143,8 @@ absl::Status RunWithProgress(const ReadOptions& options, uint64_t total_bytes, c
     });
   }
 
-  // The rate is that of the last three seconds: a load slows down when it leaves the page cache, and the ETA must follow.
+  // The rate is that of the last three seconds: a load slows down when it leaves the page cache, and the ETA must
+  // follow.
   struct Sample {
     int64_t ns;
     uint64_t bytes;
@@ -156,7 +160,8 @@ absl::Status RunWithProgress(const ReadOptions& options, uint64_t total_bytes, c
     p.total_bytes = total_bytes;
     const double seconds = static_cast<double>(now.ns - samples.front().ns) * 1e-9;
     if (seconds > 0) p.bytes_per_second = static_cast<double>(now.bytes - samples.front().bytes) / seconds;
-    if (p.bytes_per_second > 0) p.eta_seconds = static_cast<double>(total_bytes - std::min(total_bytes, now.bytes)) / p.bytes_per_second;
+    if (p.bytes_per_second > 0)
+      p.eta_seconds = static_cast<double>(total_bytes - std::min(total_bytes, now.bytes)) / p.bytes_per_second;
     options.progress(p);
   };
   bool cancelled = false;

@@ -35,8 +35,8 @@ bool ReadNumber(const std::string& path, uint64_t& value) {
   return in >> word && absl::SimpleAtoi(word, &value);
 }
 
-// One directory's limit: v2 counts in memory.current, v1 in memory.usage_in_bytes. File pages can be dropped, shared memory
-// is on the anonymous lists and can't.
+// One directory's limit: v2 counts in memory.current, v1 in memory.usage_in_bytes. File pages can be dropped, shared
+// memory is on the anonymous lists and can't.
 void AddLimit(const std::string& dir, bool v2, std::vector<MemoryLimit>& limits) {
   uint64_t limit = 0, used = 0;
   if (!ReadNumber(dir + (v2 ? "/memory.max" : "/memory.limit_in_bytes"), limit)) return;
@@ -49,7 +49,9 @@ void AddLimit(const std::string& dir, bool v2, std::vector<MemoryLimit>& limits)
   limits.push_back({limit - std::min(limit, used), dir});
 }
 
-std::string Amount(uint64_t bytes) { return absl::StrCat(HumanBytes(static_cast<double>(bytes)), " (", bytes, " bytes)"); }
+std::string Amount(uint64_t bytes) {
+  return absl::StrCat(HumanBytes(static_cast<double>(bytes)), " (", bytes, " bytes)");
+}
 
 }  // namespace
 
@@ -65,7 +67,7 @@ std::vector<MemoryLimit> CgroupMemoryLimits(const std::string& root) {
     if (!v2 && std::find(controllers.begin(), controllers.end(), "memory") == controllers.end()) continue;
     const std::string mount = root + (v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory");
     // Every ancestor limits too. In a container the path may name directories outside of it: those just are not there.
-    for (std::string path = fields[2]; ; path.resize(path.rfind('/'))) {
+    for (std::string path = fields[2];; path.resize(path.rfind('/'))) {
       if (path == "/") path.clear();
       AddLimit(mount + path, v2, limits);
       if (path.empty() || path.rfind('/') == std::string::npos) break;
@@ -79,28 +81,30 @@ absl::Status CheckRoom(const std::string& dir, const ImageNeeds& needs, const st
   const uint64_t segments = std::accumulate(needs.segment_bytes.begin(), needs.segment_bytes.end(), uint64_t{0});
   // Sums that wrap would let anything through; a reserve comes from a file that people write.
   const auto saturating = [](uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; };
-  const uint64_t shared = saturating(saturating(segments, needs.manifest_bytes + (needs.segment_bytes.size() + 1) * kRegionHeaderBytes),
-                                     needs.reserve_bytes);
+  const uint64_t shared =
+      saturating(saturating(segments, needs.manifest_bytes + (needs.segment_bytes.size() + 1) * kRegionHeaderBytes),
+                 needs.reserve_bytes);
   const std::string parts =
       absl::StrCat(needs.segment_bytes.size(), needs.segment_bytes.size() == 1 ? " segment of " : " segments of ",
-                   absl::StrJoin(needs.segment_bytes, " + "), " bytes, manifest ", needs.manifest_bytes, ", kept free for KV pool and rings ",
-                   needs.reserve_bytes);
+                   absl::StrJoin(needs.segment_bytes, " + "), " bytes, manifest ", needs.manifest_bytes,
+                   ", kept free for KV pool and rings ", needs.reserve_bytes);
   if (shared > in_directory) {
-    return absl::ResourceExhaustedError(absl::StrCat("the weight image does not fit into ", dir, ": needed ", Amount(shared), ", available ",
-                                                     Amount(in_directory), " [", parts,
-                                                     "]; remove another generation, or raise the size of that file system"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the weight image does not fit into ", dir, ": needed ", Amount(shared), ", available ", Amount(in_directory),
+        " [", parts, "]; remove another generation, or raise the size of that file system"));
   }
   const uint64_t memory = saturating(shared, needs.heap_bytes);
   const uint64_t available = Counter(root + "/proc/meminfo", "MemAvailable:") * 1024;
   if (available > 0 && memory > available) {
-    return absl::ResourceExhaustedError(absl::StrCat("the weight image does not fit into this machine's memory: needed ", Amount(memory),
-                                                     ", available ", Amount(available), " [", parts,
-                                                     "]; stop other programs, choose a smaller model, or a smaller kv pool"));
+    return absl::ResourceExhaustedError(absl::StrCat(
+        "the weight image does not fit into this machine's memory: needed ", Amount(memory), ", available ",
+        Amount(available), " [", parts, "]; stop other programs, choose a smaller model, or a smaller kv pool"));
   }
   for (const MemoryLimit& limit : CgroupMemoryLimits(root)) {
     if (memory <= limit.available_bytes) continue;
-    return absl::ResourceExhaustedError(absl::StrCat("the weight image does not fit under the memory limit of ", limit.cgroup, ": needed ",
-                                                     Amount(memory), ", available ", Amount(limit.available_bytes), " [", parts,
+    return absl::ResourceExhaustedError(absl::StrCat("the weight image does not fit under the memory limit of ",
+                                                     limit.cgroup, ": needed ", Amount(memory), ", available ",
+                                                     Amount(limit.available_bytes), " [", parts,
                                                      "]; raise or remove that limit (systemd: MemoryMax=infinity)"));
   }
   return absl::OkStatus();

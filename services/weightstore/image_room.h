@@ -1,6 +1,7 @@
 // Whether an image fits before its first byte is read: shared memory, the machine's memory, the cgroup's limit.
 // Room: services/weightstore. May touch: common/{shm,base}. Threads: any.
-// Page cache counts as free (it goes when asked), tmpfs does not: MemAvailable and the cgroup's file counters say exactly that.
+// Page cache counts as free (it goes when asked), tmpfs does not: MemAvailable and the cgroup's file counters say
+// exactly that.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +26,8 @@ struct MemoryLimit {
 };
 std::vector<MemoryLimit> CgroupMemoryLimits(const std::string& root);
 
-// Errors: ResourceExhausted with needed and available of the tightest place and the remedy; PermissionDenied for the directory.
+// Errors: ResourceExhausted with needed and available of the tightest place and the remedy; PermissionDenied for the
+// directory.
 absl::Status CheckRoom(const std::string& dir, const ImageNeeds& needs, const std::string& root = "/");
 
 }  // namespace hearth

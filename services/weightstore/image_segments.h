@@ -1,6 +1,7 @@
 // Makes an image's segments, each on the NUMA node of its shard as far as the machine has one and lets us choose.
-// Room: services/weightstore. May touch: common/{shm,numa,base}. Threads: one caller; one more for each segment where there are several nodes.
-// tmpfs places a page when fallocate allocates it, by the policy of the allocating thread: so the policy is set before the region is made.
+// Room: services/weightstore. May touch: common/{shm,numa,base}. Threads: one caller; one more for each segment where
+// there are several nodes. tmpfs places a page when fallocate allocates it, by the policy of the allocating thread: so
+// the policy is set before the region is made.
 #pragma once
 
 #include <cstdint>
@@ -14,12 +15,15 @@
 
 namespace hearth {
 
-// Regions in state LOADING, one for each entry of `bytes`. `notes` gets what an operator should know: shards that share a node, nodes
-// without room, a container that forbids placing. Errors: those of ShmRegion::Create; regions made before it stay for the caller to remove.
-absl::StatusOr<std::vector<ShmRegion>> CreateSegments(const RegionPlace& place, const Hash128& generation, const std::vector<uint64_t>& bytes,
-                                                      const Topology& topology, std::vector<std::string>& notes);
+// Regions in state LOADING, one for each entry of `bytes`. `notes` gets what an operator should know: shards that share
+// a node, nodes without room, a container that forbids placing. Errors: those of ShmRegion::Create; regions made before
+// it stay for the caller to remove.
+absl::StatusOr<std::vector<ShmRegion>> CreateSegments(const RegionPlace& place, const Hash128& generation,
+                                                      const std::vector<uint64_t>& bytes, const Topology& topology,
+                                                      std::vector<std::string>& notes);
 
-// Where the pages lie in the end, from a sample: one note for each segment of which more than 5 % lie elsewhere. Silent on one node.
+// Where the pages lie in the end, from a sample: one note for each segment of which more than 5 % lie elsewhere. Silent
+// on one node.
 void NotePlacement(const std::vector<ShmRegion>& segments, const Topology& topology, std::vector<std::string>& notes);
 
 }  // namespace hearth

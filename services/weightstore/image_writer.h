@@ -1,5 +1,6 @@
-// Puts a checkpoint's bytes into the segments, checking and hashing them on the way; or holds them against segments that are there.
-// Room: services/weightstore. May touch: common/{formats,shm,base}. Threads: the readers of image_reader.h call in parallel.
+// Puts a checkpoint's bytes into the segments, checking and hashing them on the way; or holds them against segments
+// that are there. Room: services/weightstore. May touch: common/{formats,shm,base}. Threads: the readers of
+// image_reader.h call in parallel.
 #pragma once
 
 #include <atomic>
@@ -14,8 +15,8 @@
 
 namespace hearth {
 
-// Fills segments. Values that can't be right are refused (CheckValues); a target's sum is taken from the segment itself, after the
-// last of its parts has arrived, so that it vouches for what workers will read.
+// Fills segments. Values that can't be right are refused (CheckValues); a target's sum is taken from the segment
+// itself, after the last of its parts has arrived, so that it vouches for what workers will read.
 class ImageWriter : public SourceVisitor {
  public:
   // `segments`: the bodies, of plan.manifest.segments[i].used_bytes each.
@@ -30,9 +31,9 @@ class ImageWriter : public SourceVisitor {
  private:
   const ImagePlan& plan_;
   const std::vector<uint8_t*> segments_;
-  std::vector<std::unique_ptr<Hasher128>> hashers_;           // of sources that come in more than one piece
-  std::vector<Hash128> digests_;                              // one writer each: the thread that reads the source
-  std::vector<uint64_t> sums_;                                // one writer each: the thread that brings the last part
+  std::vector<std::unique_ptr<Hasher128>> hashers_;  // of sources that come in more than one piece
+  std::vector<Hash128> digests_;                     // one writer each: the thread that reads the source
+  std::vector<uint64_t> sums_;                       // one writer each: the thread that brings the last part
   const std::unique_ptr<std::atomic<uint32_t>[]> parts_left_;
 };
 
@@ -59,6 +60,8 @@ struct TargetRange {
   uint64_t sum = 0;
 };
 TargetRange RangeOfTarget(const Manifest& manifest, uint32_t target);
-inline uint32_t NumTargets(const Manifest& m) { return static_cast<uint32_t>(m.tensors.size() + m.experts.size()); }
+inline uint32_t NumTargets(const Manifest& m) {
+  return static_cast<uint32_t>(m.tensors.size() + m.experts.size());
+}
 
 }  // namespace hearth
