@@ -18,16 +18,13 @@ function(hearth_library name)
   endif()
 endfunction()
 
-# hearth_executable(NAME SRCS main.cc [DEPS targets ...] [PCH target])   lands in <build>/bin
+# hearth_executable(NAME SRCS main.cc [DEPS targets ...])   lands in <build>/bin; what includes gRPC goes into a library with its precompiled header
 function(hearth_executable name)
-  cmake_parse_arguments(A "" "PCH" "SRCS;DEPS" ${ARGN})
+  cmake_parse_arguments(A "" "" "SRCS;DEPS" ${ARGN})
   add_executable(${name} ${A_SRCS})
   target_include_directories(${name} PRIVATE ${HEARTH_ROOT})
   target_link_libraries(${name} PRIVATE ${A_DEPS} Threads::Threads)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/bin)
-  if(A_PCH)
-    target_precompile_headers(${name} REUSE_FROM ${A_PCH})
-  endif()
 endfunction()
 
 # hearth_test(NAME SRCS x_test.cc [DEPS targets ...] [TIMEOUT seconds] [PCH target])   one ctest entry per binary; the binary says which case failed.
@@ -42,6 +39,9 @@ function(hearth_test name)
   target_link_libraries(${name} PRIVATE ${A_DEPS} GTest::gmock_main Threads::Threads)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
   if(A_PCH)
+    # A precompiled header is bound to the flags it was made with, and libraries are PIC where executables would be PIE.
+    set_target_properties(${name} PROPERTIES POSITION_INDEPENDENT_CODE OFF)
+    target_compile_options(${name} PRIVATE -fPIC)
     target_precompile_headers(${name} REUSE_FROM ${A_PCH})
   endif()
   add_test(NAME ${name} COMMAND ${name})
