@@ -16,7 +16,8 @@ namespace hearth {
 namespace {
 
 constexpr size_t kMaxTemplateBytes = size_t{4} << 20;
-constexpr size_t kMaxProbeWork = 1'000'000;  // a probe is a conversation of three messages: published templates need some thousand
+constexpr size_t kMaxProbeWork =
+    1'000'000;  // a probe is a conversation of three messages: published templates need some thousand
 
 absl::Status ToStatus(const jinja::Error& error) {
   if (error.raised_by_template || error.line == 0) return absl::InvalidArgumentError(error.message);
@@ -24,7 +25,8 @@ absl::Status ToStatus(const jinja::Error& error) {
   return absl::InvalidArgumentError(jinja::Cat("line ", error.line, ", column ", error.column, ": ", error.message));
 }
 
-// Roles that templates build special tokens around ('<|' + role + '|>'). No other word of a caller may become part of one.
+// Roles that templates build special tokens around ('<|' + role + '|>'). No other word of a caller may become part of
+// one.
 bool IsUsualRole(std::string_view role) {
   static constexpr std::string_view kRoles[] = {"system", "user",     "assistant", "tool",         "developer",
                                                 "model",  "function", "ipython",   "tool_results", "observation"};
@@ -33,7 +35,8 @@ bool IsUsualRole(std::string_view role) {
 
 bool IsCallers(std::string_view name, const RenderOptions& options) {
   if (name == "messages" || name == "tools" || name == "documents") return true;
-  return std::find(options.untrusted_names.begin(), options.untrusted_names.end(), name) != options.untrusted_names.end();
+  return std::find(options.untrusted_names.begin(), options.untrusted_names.end(), name) !=
+         options.untrusted_names.end();
 }
 
 void TrustRoles(const jinja::Value& messages) {
@@ -97,7 +100,8 @@ absl::StatusOr<nlohmann::ordered_json> ChatTemplate::PrepareMessages(const nlohm
 }
 
 absl::StatusOr<std::vector<RenderedSpan>> ChatTemplate::Impl::Render(const nlohmann::ordered_json& context,
-                                                                     const RenderOptions& options, size_t work_max) const {
+                                                                     const RenderOptions& options,
+                                                                     size_t work_max) const {
   if (!context.is_object()) return absl::InvalidArgumentError("the context of a chat template must be an object");
   jinja::Interpreter interpreter(*parsed, options.local_time.has_value() ? *options.local_time : LocalTime(), work_max);
   try {
@@ -107,8 +111,9 @@ absl::StatusOr<std::vector<RenderedSpan>> ChatTemplate::Impl::Render(const nlohm
       interpreter.SetVariable(name, converted);
     }
     std::vector<RenderedSpan> spans;
-    interpreter.Run().ForEachRun(
-        [&spans](std::string_view piece, bool trusted) { spans.push_back({std::string(piece), trusted}); });
+    interpreter.Run().ForEachRun([&spans](std::string_view piece, bool trusted) {
+      spans.push_back({std::string(piece), trusted});
+    });
     return spans;
   } catch (jinja::Error& error) {
     if (error.line == 0) error.line = interpreter.current_line();
@@ -125,7 +130,8 @@ absl::StatusOr<std::vector<RenderedSpan>> ChatTemplate::Render(const nlohmann::o
   return impl_->Render(context, options, jinja::kMaxWork);
 }
 
-absl::StatusOr<std::string> ChatTemplate::RenderText(const nlohmann::ordered_json& context, const RenderOptions& options) const {
+absl::StatusOr<std::string> ChatTemplate::RenderText(const nlohmann::ordered_json& context,
+                                                     const RenderOptions& options) const {
   ASSIGN_OR_RETURN(const std::vector<RenderedSpan> spans, Render(context, options));
   return Joined(spans);
 }

@@ -1,7 +1,8 @@
-// What shape of messages a chat template reads, and how to give it that shape. OpenAI's clients send tool-call arguments as JSON text and
-// content as a string, null or a list of parts; published templates expect any mix of these, and many drop or garble the rest silently.
-// So each template is asked once, at load: small conversations with marked words are rendered, and the words are looked for.
-// Room: common/text. May touch: common/base, common/text/jinja (JSON text). Pure functions.
+// What shape of messages a chat template reads, and how to give it that shape. OpenAI's clients send tool-call
+// arguments as JSON text and content as a string, null or a list of parts; published templates expect any mix of these,
+// and many drop or garble the rest silently. So each template is asked once, at load: small conversations with marked
+// words are rendered, and the words are looked for. Room: common/text. May touch: common/base, common/text/jinja (JSON
+// text). Pure functions.
 #pragma once
 
 #include <functional>

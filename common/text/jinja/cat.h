@@ -1,5 +1,5 @@
-// Cat(a, b, ...): text of strings and integers put together; absl::StrCat that also takes std::string_view (see common/base/strings.h).
-// Room: common/text.
+// Cat(a, b, ...): text of strings and integers put together; absl::StrCat that also takes std::string_view (see
+// common/base/strings.h). Room: common/text.
 #pragma once
 
 #include <string>

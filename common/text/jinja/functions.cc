@@ -40,9 +40,10 @@ class Cycler : public Object {
   std::string Repr() const override { return "<Cycler>"; }
   std::optional<Value> Attribute(std::string_view name) override {
     if (name == "current") return items_[at_];
-    if (name == "next") return Method("next", [](Cycler& cycler) {
-      return cycler.items_[std::exchange(cycler.at_, (cycler.at_ + 1) % cycler.items_.size())];
-    });
+    if (name == "next")
+      return Method("next", [](Cycler& cycler) {
+        return cycler.items_[std::exchange(cycler.at_, (cycler.at_ + 1) % cycler.items_.size())];
+      });
     if (name == "reset") return Method("reset", [](Cycler& cycler) { return cycler.at_ = 0, Value::OfNone(); });
     return std::nullopt;
   }
@@ -99,7 +100,8 @@ Value Range(Interpreter& interpreter, Args& args) {
   if (step == 0) Fail("range() arg 3 must not be zero");
   std::vector<Value> items;
   for (Int i = start; step > 0 ? i < stop : i > stop; i += step) {
-    if (static_cast<Int>(items.size()) >= kMaxRange) Fail("range() of more than ", static_cast<int64_t>(kMaxRange), " numbers");
+    if (static_cast<Int>(items.size()) >= kMaxRange)
+      Fail("range() of more than ", static_cast<int64_t>(kMaxRange), " numbers");
     items.push_back(Value::OfInt(i));
   }
   interpreter.Charge(items.size());
@@ -139,12 +141,15 @@ Value MakeJoiner(Interpreter&, Args& args) {
   return Value::OfObject(std::make_shared<Joiner>(bound[0] == nullptr ? Text(", ", true) : ToText(*bound[0])));
 }
 
-Value MakeDict(Interpreter& interpreter, Args& args) { return Value::OfDict(DictOf(interpreter, "dict", args)); }
+Value MakeDict(Interpreter& interpreter, Args& args) {
+  return Value::OfDict(DictOf(interpreter, "dict", args));
+}
 
 }  // namespace
 
 std::string FormatTime(std::string_view format, const std::tm& time) {
-  // datetime.now() knows neither zone nor offset: Python writes nothing for them. %f are microseconds, which a prompt has no use for.
+  // datetime.now() knows neither zone nor offset: Python writes nothing for them. %f are microseconds, which a prompt
+  // has no use for.
   std::string safe;
   for (size_t i = 0; i < format.size(); ++i) {
     if (format[i] == '%' && i + 1 < format.size()) {
@@ -178,9 +183,10 @@ std::optional<Value> GlobalFunction(std::string_view name) {
     std::string_view name;
     Value (*function)(Interpreter&, Args&);
   };
-  static constexpr Entry kFunctions[] = {{"range", Range},   {"namespace", MakeNamespace}, {"raise_exception", RaiseException},
-                                         {"dict", MakeDict}, {"strftime_now", StrftimeNow}, {"cycler", MakeCycler},
-                                         {"joiner", MakeJoiner}};
+  static constexpr Entry kFunctions[] = {
+      {"range", Range},      {"namespace", MakeNamespace},  {"raise_exception", RaiseException},
+      {"dict", MakeDict},    {"strftime_now", StrftimeNow}, {"cycler", MakeCycler},
+      {"joiner", MakeJoiner}};
   for (const Entry& entry : kFunctions) {
     if (entry.name == name) return Value::OfObject(std::make_shared<FunctionObject>(std::string(name), entry.function));
   }
@@ -190,12 +196,15 @@ std::optional<Value> GlobalFunction(std::string_view name) {
 Value BindMethod(const Value& self, std::string_view name) {
   const MethodFunction method = FindMethod(self, name);
   return Value::OfObject(std::make_shared<FunctionObject>(
-      std::string(name), [self, method](Interpreter& interpreter, Args& args) { return method(interpreter, self, args); }));
+      std::string(name),
+      [self, method](Interpreter& interpreter, Args& args) { return method(interpreter, self, args); }));
 }
 
 // --- loop ---
 
-std::string Loop::Repr() const { return Cat("<LoopContext ", index_ + 1, "/", items_.size(), ">"); }
+std::string Loop::Repr() const {
+  return Cat("<LoopContext ", index_ + 1, "/", items_.size(), ">");
+}
 
 std::optional<Value> Loop::Attribute(std::string_view name) {
   const auto number = [](size_t value) { return Value::OfInt(static_cast<Int>(value)); };
@@ -209,12 +218,15 @@ std::optional<Value> Loop::Attribute(std::string_view name) {
   if (name == "depth") return number(static_cast<size_t>(depth_) + 1);
   if (name == "depth0") return number(static_cast<size_t>(depth_));
   if (name == "previtem") return index_ > 0 ? items_[index_ - 1] : Value::OfUndefined("there is no previous item");
-  if (name == "nextitem") return index_ + 1 < items_.size() ? items_[index_ + 1] : Value::OfUndefined("there is no next item");
+  if (name == "nextitem")
+    return index_ + 1 < items_.size() ? items_[index_ + 1] : Value::OfUndefined("there is no next item");
   if (name == "cycle") {
-    return Value::OfObject(std::make_shared<FunctionObject>("cycle", [keep = shared_from_this(), this](Interpreter&, Args& args) { return Cycle(args); }));
+    return Value::OfObject(std::make_shared<FunctionObject>(
+        "cycle", [keep = shared_from_this(), this](Interpreter&, Args& args) { return Cycle(args); }));
   }
   if (name == "changed") {
-    return Value::OfObject(std::make_shared<FunctionObject>("changed", [keep = shared_from_this(), this](Interpreter&, Args& args) { return Changed(args); }));
+    return Value::OfObject(std::make_shared<FunctionObject>(
+        "changed", [keep = shared_from_this(), this](Interpreter&, Args& args) { return Changed(args); }));
   }
   return std::nullopt;
 }

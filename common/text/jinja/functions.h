@@ -1,5 +1,5 @@
-// What a template can call without being given it: range, dict, namespace, cycler, joiner, raise_exception, strftime_now.
-// Room: common/text/jinja.
+// What a template can call without being given it: range, dict, namespace, cycler, joiner, raise_exception,
+// strftime_now. Room: common/text/jinja.
 #pragma once
 
 #include <ctime>

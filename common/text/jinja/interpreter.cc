@@ -98,6 +98,14 @@ void Interpreter::Charge(size_t units) {
   if (work_ > work_max_) Fail("the template does too much work: it was stopped (an endless loop?)");
 }
 
+void Interpreter::Track(const Value& value) {
+  bool* const known = value.is_sequence() ? &value.sequence()->tracked
+                      : value.is_dict()   ? &value.dict()->tracked
+                                          : nullptr;
+  if (known != nullptr && std::exchange(*known, true)) return;
+  tracked_.push_back(value);
+}
+
 void Interpreter::CheckStack() const {
   const std::ptrdiff_t used = stack_base_ - static_cast<const char*>(__builtin_frame_address(0));
   if (used > kMaxStack || used < -kMaxStack) Fail("the template recurses too deeply");
@@ -164,15 +172,21 @@ Interpreter::Flow Interpreter::ExecuteOne(const Statement& statement, Scope* sco
       output_->Append(text);
       break;
     }
-    case StatementKind::kIf: return ExecuteIf(statement, scope);
-    case StatementKind::kFor: RunLoop(statement, scope, Evaluate(*statement.exprs[0], scope), 0); break;
+    case StatementKind::kIf:
+      return ExecuteIf(statement, scope);
+    case StatementKind::kFor:
+      return RunLoop(statement, scope, Evaluate(*statement.exprs[0], scope), 0);
     case StatementKind::kSet:
-    case StatementKind::kSetBlock: ExecuteSet(statement, scope); break;
+    case StatementKind::kSetBlock:
+      ExecuteSet(statement, scope);
+      break;
     case StatementKind::kMacro:
       scope->Capture();
       scope->Set(statement.target.name, Value::OfObject(std::make_shared<MacroObject>(*statement.macro, scope)));
       break;
-    case StatementKind::kCallBlock: ExecuteCallBlock(statement, scope); break;
+    case StatementKind::kCallBlock:
+      ExecuteCallBlock(statement, scope);
+      break;
     case StatementKind::kFilterBlock: {
       CheckStack();
       Scope* const inner = NewScope(scope);
@@ -181,7 +195,9 @@ Interpreter::Flow Interpreter::ExecuteOne(const Statement& statement, Scope* sco
       Release(inner);
       break;
     }
-    case StatementKind::kWith: ExecuteWith(statement, scope); break;
+    case StatementKind::kWith:
+      ExecuteWith(statement, scope);
+      break;
     case StatementKind::kScope: {
       CheckStack();
       Scope* const inner = NewScope(scope);
@@ -189,8 +205,10 @@ Interpreter::Flow Interpreter::ExecuteOne(const Statement& statement, Scope* sco
       Release(inner);
       break;
     }
-    case StatementKind::kBreak: return Flow::kBreak;
-    case StatementKind::kContinue: return Flow::kContinue;
+    case StatementKind::kBreak:
+      return Flow::kBreak;
+    case StatementKind::kContinue:
+      return Flow::kContinue;
   }
   return Flow::kNormal;
 }
@@ -259,7 +277,7 @@ void Interpreter::Assign(const Target& target, const Value& value, Scope* scope)
   }
 }
 
-void Interpreter::RunLoop(const Statement& statement, Scope* outer, const Value& iterable, int depth) {
+Interpreter::Flow Interpreter::RunLoop(const Statement& statement, Scope* outer, const Value& iterable, int depth) {
   CheckStack();
   std::vector<Value> items = Iterate(iterable);
   Scope* scope = NewScope(outer);
@@ -289,12 +307,11 @@ void Interpreter::RunLoop(const Statement& statement, Scope* outer, const Value&
     if (Execute(statement.blocks[0], scope) == Flow::kBreak) break;
   }
   Release(scope);
-  if (!ran && statement.blocks.size() > 1) {
-    Scope* const inner = NewScope(outer);
-    // A `break` here belongs to the loop around this one; Jinja2 would not compile it, the parser let it through only inside one.
-    Execute(statement.blocks[1], inner);
-    Release(inner);
-  }
+  if (ran || statement.blocks.size() == 1) return Flow::kNormal;
+  Scope* const inner = NewScope(outer);
+  const Flow flow = Execute(statement.blocks[1], inner);  // a `break` in the else part means the loop around this one
+  Release(inner);
+  return flow;
 }
 
 Text Interpreter::CallLoop(const Statement& loop, Scope* outer, const Value& iterable, int depth) {
@@ -312,7 +329,8 @@ Text Interpreter::CallMacro(const MacroBody& macro, Scope* defined_in, Args& arg
   const std::vector<NameId>& names = macro.parameters.names;
   Scope* const scope = NewScope(defined_in);
   const auto take_named = [&args](std::string_view name) -> std::optional<Value> {
-    const auto at = std::find_if(args.named.begin(), args.named.end(), [name](const auto& arg) { return arg.first == name; });
+    const auto at =
+        std::find_if(args.named.begin(), args.named.end(), [name](const auto& arg) { return arg.first == name; });
     if (at == args.named.end()) return std::nullopt;
     Value value = std::move(at->second);
     args.named.erase(at);
@@ -347,7 +365,8 @@ Text Interpreter::CallMacro(const MacroBody& macro, Scope* defined_in, Args& arg
   }
   const size_t taken = std::min(names.size(), args.positional.size());
   if (macro.uses_varargs) {
-    scope->Set(kVarargsName, Value::OfTuple({args.positional.begin() + static_cast<std::ptrdiff_t>(taken), args.positional.end()}));
+    scope->Set(kVarargsName,
+               Value::OfTuple({args.positional.begin() + static_cast<std::ptrdiff_t>(taken), args.positional.end()}));
   } else if (args.positional.size() > names.size()) {
     Fail("macro ", ReprString(macro.name), " takes not more than ", names.size(), " argument(s)");
   }
@@ -366,8 +385,10 @@ Value Interpreter::Evaluate(const Expr& expr, Scope* scope) {
   line_ = expr.line;
   const auto child = [&](size_t i) { return Evaluate(*expr.children[i], scope); };
   switch (expr.kind) {
-    case ExprKind::kConstant: return expr.constant;
-    case ExprKind::kName: return LookUp(expr.name, scope);
+    case ExprKind::kConstant:
+      return expr.constant;
+    case ExprKind::kName:
+      return LookUp(expr.name, scope);
     case ExprKind::kList:
     case ExprKind::kTuple: {
       std::vector<Value> items;
@@ -383,14 +404,18 @@ Value Interpreter::Evaluate(const Expr& expr, Scope* scope) {
       }
       return Value::OfDict(std::move(dict));
     }
-    case ExprKind::kAttribute: return Attribute(child(0), expr.text);
+    case ExprKind::kAttribute:
+      return Attribute(child(0), expr.text);
     case ExprKind::kItem: {
       const Value object = child(0);
       return Item(object, child(1));
     }
-    case ExprKind::kSlice: return EvaluateSlice(expr, scope);
-    case ExprKind::kCall: return EvaluateCall(expr, scope);
-    case ExprKind::kFilter: return EvaluateFilter(expr, scope, nullptr);
+    case ExprKind::kSlice:
+      return EvaluateSlice(expr, scope);
+    case ExprKind::kCall:
+      return EvaluateCall(expr, scope);
+    case ExprKind::kFilter:
+      return EvaluateFilter(expr, scope, nullptr);
     case ExprKind::kTest: {
       const Value input = child(0);
       return Value::OfBool(ApplyTest(expr.text, input, EvaluateArguments(expr.arguments, scope)));
@@ -400,8 +425,10 @@ Value Interpreter::Evaluate(const Expr& expr, Scope* scope) {
       if (expr.ops == "!") return Value::OfBool(!value.Truthy());
       return expr.ops == "-" ? Negate(value) : Plus(value);
     }
-    case ExprKind::kBinary: return EvaluateBinary(expr, scope);
-    case ExprKind::kConcat: return EvaluateConcat(expr, scope);
+    case ExprKind::kBinary:
+      return EvaluateBinary(expr, scope);
+    case ExprKind::kConcat:
+      return EvaluateConcat(expr, scope);
     case ExprKind::kAnd: {
       Value left = child(0);
       return left.Truthy() ? child(1) : left;
@@ -410,12 +437,13 @@ Value Interpreter::Evaluate(const Expr& expr, Scope* scope) {
       Value left = child(0);
       return left.Truthy() ? left : child(1);
     }
-    case ExprKind::kCompare: return EvaluateCompare(expr, scope);
+    case ExprKind::kCompare:
+      return EvaluateCompare(expr, scope);
     case ExprKind::kCondition:
       if (child(0).Truthy()) return child(1);
       if (expr.children[2] != nullptr) return child(2);
-      return Value::OfUndefined(Cat("the inline if-expression on line ", expr.line,
-                                             " evaluated to false and no else section was defined."));
+      return Value::OfUndefined(
+          Cat("the inline if-expression on line ", expr.line, " evaluated to false and no else section was defined."));
   }
   return Value();
 }
@@ -511,12 +539,24 @@ Value Interpreter::EvaluateCompare(const Expr& expr, Scope* scope) {
     line_ = expr.line;
     bool holds = false;
     switch (expr.ops[i]) {
-      case '=': holds = Equal(left, right); break;
-      case '!': holds = !Equal(left, right); break;
-      case '<': holds = Compare(left, right, "<") < 0; break;
-      case '>': holds = Compare(left, right, ">") > 0; break;
-      case 'l': holds = Compare(left, right, "<=") <= 0; break;
-      case 'g': holds = Compare(left, right, ">=") >= 0; break;
+      case '=':
+        holds = Equal(left, right);
+        break;
+      case '!':
+        holds = !Equal(left, right);
+        break;
+      case '<':
+        holds = Compare(left, right, "<") < 0;
+        break;
+      case '>':
+        holds = Compare(left, right, ">") > 0;
+        break;
+      case 'l':
+        holds = Compare(left, right, "<=") <= 0;
+        break;
+      case 'g':
+        holds = Compare(left, right, ">=") >= 0;
+        break;
       default:
         if (right.is_string()) ChargeBytes(right.text().size());
         if (right.is_sequence()) Charge(right.sequence()->items.size());
@@ -598,7 +638,8 @@ bool Interpreter::ApplyTest(std::string_view name, const Value& input, const Arg
 
 std::vector<Value> Interpreter::Iterate(const Value& value) {
   switch (value.kind()) {
-    case Kind::kUndefined: return {};
+    case Kind::kUndefined:
+      return {};
     case Kind::kString:
       Charge(value.text().size());
       return Characters(value.text());
@@ -606,7 +647,8 @@ std::vector<Value> Interpreter::Iterate(const Value& value) {
       Sequence& sequence = *value.sequence();
       Charge(sequence.items.size() + 1);
       if (sequence.flavor != Sequence::Flavor::kGenerator) return sequence.items;
-      std::vector<Value> rest(sequence.items.begin() + static_cast<std::ptrdiff_t>(sequence.next), sequence.items.end());
+      std::vector<Value> rest(sequence.items.begin() + static_cast<std::ptrdiff_t>(sequence.next),
+                              sequence.items.end());
       sequence.next = sequence.items.size();
       return rest;
     }
@@ -617,7 +659,8 @@ std::vector<Value> Interpreter::Iterate(const Value& value) {
       for (const auto& entry : value.dict()->entries) keys.push_back(entry.first);
       return keys;
     }
-    default: Fail("'", value.type_name(), "' object is not iterable");
+    default:
+      Fail("'", value.type_name(), "' object is not iterable");
   }
 }
 

@@ -1,6 +1,6 @@
-// Runs a parsed template over a context: scopes as Jinja2's compiler lays them out, output as Text with trust, and a budget of work so that
-// no template and no request can keep a thread busy for long.
-// Room: common/text/jinja. Threads: one Interpreter per rendering; the Template is shared. Throws Error.
+// Runs a parsed template over a context: scopes as Jinja2's compiler lays them out, output as Text with trust, and a
+// budget of work so that no template and no request can keep a thread busy for long. Room: common/text/jinja. Threads:
+// one Interpreter per rendering; the Template is shared. Throws Error.
 #pragma once
 
 #include <ctime>
@@ -14,7 +14,8 @@
 
 namespace hearth::jinja {
 
-// Names of one frame. Frames belong to the interpreter and die with it, so macros may keep a pointer to the one they were defined in.
+// Names of one frame. Frames belong to the interpreter and die with it, so macros may keep a pointer to the one they
+// were defined in.
 struct Scope {
   Scope* parent = nullptr;
   bool captured = false;  // a macro was defined here or further in: the frame must not be reused
@@ -24,8 +25,8 @@ struct Scope {
   void Capture();
 };
 
-// Work is counted in nodes evaluated, plus one for each 16 bytes handled. A long conversation takes some hundred thousand; this much is a
-// few seconds of one core.
+// Work is counted in nodes evaluated, plus one for each 16 bytes handled. A long conversation takes some hundred
+// thousand; this much is a few seconds of one core.
 inline constexpr size_t kMaxWork = 100'000'000;
 
 class Interpreter {
@@ -41,8 +42,8 @@ class Interpreter {
   int current_line() const { return line_; }
 
   // For filters, tests, methods and functions.
-  Value Attribute(const Value& object, std::string_view name);   // object.name
-  Value Item(const Value& object, const Value& key);             // object[key]
+  Value Attribute(const Value& object, std::string_view name);  // object.name
+  Value Item(const Value& object, const Value& key);            // object[key]
   Value Call(const Value& callee, Args& args);
   Value ApplyFilter(std::string_view name, const Value& input, Args& args);
   bool ApplyTest(std::string_view name, const Value& input, const Args& args);
@@ -50,11 +51,12 @@ class Interpreter {
   void Charge(size_t units);                       // throws when the work of this rendering is used up
   void ChargeBytes(size_t bytes) { Charge(bytes / 16 + 1); }
   // A container or object that was changed after it was made may lie on a cycle: it is emptied at the end.
-  void Track(const Value& value) { tracked_.push_back(value); }
+  void Track(const Value& value);
   const std::tm& local_time() const { return local_time_; }
 
   Text CallMacro(const MacroBody& macro, Scope* defined_in, Args& args);
-  Text CallLoop(const Statement& loop, Scope* outer, const Value& iterable, int depth);  // loop(...) of a recursive loop
+  Text CallLoop(const Statement& loop, Scope* outer, const Value& iterable,
+                int depth);  // loop(...) of a recursive loop
 
  private:
   enum class Flow : uint8_t { kNormal, kBreak, kContinue };
@@ -65,7 +67,7 @@ class Interpreter {
   void ExecuteSet(const Statement& statement, Scope* scope);
   void ExecuteCallBlock(const Statement& statement, Scope* scope);
   void ExecuteWith(const Statement& statement, Scope* scope);
-  void RunLoop(const Statement& loop, Scope* outer, const Value& iterable, int depth);
+  Flow RunLoop(const Statement& loop, Scope* outer, const Value& iterable, int depth);
   Text Capture(const Block& block, Scope* scope);
   void Assign(const Target& target, const Value& value, Scope* scope);
 

@@ -1,6 +1,6 @@
-// Template source -> tokens, with Jinja2's whitespace control: trim_blocks (a newline after a block or comment tag goes), lstrip_blocks
-// (blanks before a tag that starts its line go), `-` strips all whitespace on its side, `+` keeps it; one newline at the end of the source goes.
-// Room: common/text/jinja. Pure. Throws Error with line and column.
+// Template source -> tokens, with Jinja2's whitespace control: trim_blocks (a newline after a block or comment tag
+// goes), lstrip_blocks (blanks before a tag that starts its line go), `-` strips all whitespace on its side, `+` keeps
+// it; one newline at the end of the source goes. Room: common/text/jinja. Pure. Throws Error with line and column.
 #pragma once
 
 #include <string>
@@ -12,7 +12,17 @@
 namespace hearth::jinja {
 
 enum class TokenType : uint8_t {
-  kData, kVariableBegin, kVariableEnd, kBlockBegin, kBlockEnd, kName, kString, kInteger, kFloat, kOperator, kEnd
+  kData,
+  kVariableBegin,
+  kVariableEnd,
+  kBlockBegin,
+  kBlockEnd,
+  kName,
+  kString,
+  kInteger,
+  kFloat,
+  kOperator,
+  kEnd
 };
 
 struct Token {

@@ -1,5 +1,5 @@
-// The `loop` variable of a for loop: where the loop stands, its neighbours, and itself as a function in recursive loops.
-// Room: common/text/jinja. Lives as long as something in the rendering refers to it.
+// The `loop` variable of a for loop: where the loop stands, its neighbours, and itself as a function in recursive
+// loops. Room: common/text/jinja. Lives as long as something in the rendering refers to it.
 #pragma once
 
 #include <string>

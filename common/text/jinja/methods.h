@@ -1,5 +1,5 @@
-// Methods of Python's str, list and dict that templates call: `content.split('</think>')`, `message.get('name')`, `ids.append(x)`.
-// Room: common/text/jinja. A method changes nothing but its own list or dict.
+// Methods of Python's str, list and dict that templates call: `content.split('</think>')`, `message.get('name')`,
+// `ids.append(x)`. Room: common/text/jinja. A method changes nothing but its own list or dict.
 #pragma once
 
 #include <string_view>

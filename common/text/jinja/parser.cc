@@ -47,13 +47,19 @@ class Parser {
 
   static std::string Describe(const Token& token) {
     switch (token.type) {
-      case TokenType::kVariableEnd: return "'}}'";
-      case TokenType::kBlockEnd: return "'%}'";
-      case TokenType::kEnd: return "the end of the template";
-      case TokenType::kString: return Cat("the string '", token.text, "'");
+      case TokenType::kVariableEnd:
+        return "'}}'";
+      case TokenType::kBlockEnd:
+        return "'%}'";
+      case TokenType::kEnd:
+        return "the end of the template";
+      case TokenType::kString:
+        return Cat("the string '", token.text, "'");
       case TokenType::kInteger:
-      case TokenType::kFloat: return "a number";
-      default: return Cat("'", token.text, "'");
+      case TokenType::kFloat:
+        return "a number";
+      default:
+        return Cat("'", token.text, "'");
     }
   }
 
@@ -87,14 +93,16 @@ class Parser {
 
   // --- statements ---
 
-  // Until a tag named in `ends` (left as the current token, behind its "{%") or, when `ends` is empty, to the end of the template.
+  // Until a tag named in `ends` (left as the current token, behind its "{%") or, when `ends` is empty, to the end of
+  // the template.
   Block ParseBody(const std::vector<std::string_view>& ends) {
     Depth guard(*this, block_depth_, kMaxBlockDepth);
     Block body;
     while (true) {
       switch (Current().type) {
         case TokenType::kEnd:
-          if (!ends.empty()) FailAt(Current(), Cat("unexpected end of the template: the tag '", ends.back(), "' is missing"));
+          if (!ends.empty())
+            FailAt(Current(), Cat("unexpected end of the template: the tag '", ends.back(), "' is missing"));
           return body;
         case TokenType::kData: {
           auto statement = Make(StatementKind::kData);
@@ -112,13 +120,15 @@ class Parser {
         }
         case TokenType::kBlockBegin: {
           Next();
-          if (Current().type != TokenType::kName) FailAt(Current(), Cat("expected a tag name, got ", Describe(Current())));
+          if (Current().type != TokenType::kName)
+            FailAt(Current(), Cat("expected a tag name, got ", Describe(Current())));
           if (std::find(ends.begin(), ends.end(), Current().text) != ends.end()) return body;
           body.push_back(ParseStatement(ends));
           Expect(TokenType::kBlockEnd, "%}");
           break;
         }
-        default: FailAt(Current(), Cat("unexpected ", Describe(Current())));
+        default:
+          FailAt(Current(), Cat("unexpected ", Describe(Current())));
       }
     }
   }
@@ -177,7 +187,8 @@ class Parser {
     if (name == "include" || name == "import" || name == "from" || name == "extends" || name == "block") {
       FailAt(tag, Cat("the tag '", name, "' is not supported: a chat template is one file; put the text in place"));
     }
-    if (name == "autoescape") FailAt(tag, "the tag 'autoescape' is not supported: prompts are never HTML-escaped; remove it");
+    if (name == "autoescape")
+      FailAt(tag, "the tag 'autoescape' is not supported: prompts are never HTML-escaped; remove it");
     std::string message = Cat("unknown tag '", name, "'");
     if (!ends.empty()) message += Cat("; the innermost open block ends with '", ends.back(), "'");
     FailAt(tag, std::move(message));
@@ -279,7 +290,8 @@ class Parser {
     if (IsOp("(")) statement->macro->parameters = ParseParameters(*statement->macro);
     const Token at = Current();
     statement->exprs.push_back(ParseExpression());
-    if (statement->exprs[0]->kind != ExprKind::kCall) FailAt(at, "a call block needs a macro call: {% call name(...) %}");
+    if (statement->exprs[0]->kind != ExprKind::kCall)
+      FailAt(at, "a call block needs a macro call: {% call name(...) %}");
     ParseMacroBody(*statement->macro, "endcall");
     return statement;
   }
@@ -364,7 +376,8 @@ class Parser {
   }
 
   // One expression, or several with commas between them: a tuple.
-  ExprPtr ParseTuple(const std::vector<std::string_view>& ends, bool with_condition = true, bool in_parentheses = false) {
+  ExprPtr ParseTuple(const std::vector<std::string_view>& ends, bool with_condition = true,
+                     bool in_parentheses = false) {
     const int line = Current().line;
     const auto at_end = [&] {
       return Current().type == TokenType::kVariableEnd || Current().type == TokenType::kBlockEnd || IsOp(")") ||
@@ -552,7 +565,8 @@ class Parser {
         Next();
         expr->constant = Value::OfFloat(token.number);
         return expr;
-      default: break;
+      default:
+        break;
     }
     if (SkipOp("(")) {
       Depth guard(*this, parse_depth_, kMaxParseDepth);
@@ -715,17 +729,22 @@ class Parser {
 
   bool TestArgumentFollows() const {
     switch (Current().type) {
-      case TokenType::kName: return !IsName("else") && !IsName("or") && !IsName("and");
+      case TokenType::kName:
+        return !IsName("else") && !IsName("or") && !IsName("and");
       case TokenType::kString:
       case TokenType::kInteger:
-      case TokenType::kFloat: return true;
-      case TokenType::kOperator: return IsOp("[") || IsOp("{");
-      default: return false;
+      case TokenType::kFloat:
+        return true;
+      case TokenType::kOperator:
+        return IsOp("[") || IsOp("{");
+      default:
+        return false;
     }
   }
 
-  // An unknown filter or test is refused here unless it stands in a conditional place, where Jinja2 fails only when it gets there.
-  // `x | nosuch if y` shows its condition after the filter: the complaint waits until the expression is complete.
+  // An unknown filter or test is refused here unless it stands in a conditional place, where Jinja2 fails only when it
+  // gets there. `x | nosuch if y` shows its condition after the filter: the complaint waits until the expression is
+  // complete.
   void Defer(const Token& token, std::string message) {
     if (conditional_) return;
     if (!deferred_.has_value()) deferred_ = Error{std::move(message), token.line, token.column};
@@ -749,6 +768,8 @@ class Parser {
 
 }  // namespace
 
-std::unique_ptr<const Template> ParseTemplate(std::string_view source) { return Parser(source).Run(); }
+std::unique_ptr<const Template> ParseTemplate(std::string_view source) {
+  return Parser(source).Run();
+}
 
 }  // namespace hearth::jinja

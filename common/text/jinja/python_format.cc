@@ -22,7 +22,8 @@ struct Spec {
 
 constexpr size_t kMaxWidth = 1 << 20;
 
-// `depth` guards against lists that contain themselves; the size of `out` against parts that are shared many times over.
+// `depth` guards against lists that contain themselves; the size of `out` against parts that are shared many times
+// over.
 void AppendRepr(const Value& value, std::string& out, int depth);
 
 void AppendItems(const std::vector<Value>& items, std::string& out, int depth) {
@@ -67,13 +68,27 @@ void AppendSequence(const Sequence& sequence, std::string& out, int depth) {
 void AppendRepr(const Value& value, std::string& out, int depth) {
   CheckNesting(depth);
   switch (value.kind()) {
-    case Kind::kUndefined: out += "Undefined"; return;
-    case Kind::kNone: out += "None"; return;
-    case Kind::kBool: out += value.boolean() ? "True" : "False"; return;
-    case Kind::kInt: out += IntToString(value.integer()); return;
-    case Kind::kFloat: out += FloatRepr(value.number()); return;
-    case Kind::kString: out += ReprString(value.view()); return;
-    case Kind::kSequence: AppendSequence(*value.sequence(), out, depth); break;
+    case Kind::kUndefined:
+      out += "Undefined";
+      return;
+    case Kind::kNone:
+      out += "None";
+      return;
+    case Kind::kBool:
+      out += value.boolean() ? "True" : "False";
+      return;
+    case Kind::kInt:
+      out += IntToString(value.integer());
+      return;
+    case Kind::kFloat:
+      out += FloatRepr(value.number());
+      return;
+    case Kind::kString:
+      out += ReprString(value.view());
+      return;
+    case Kind::kSequence:
+      AppendSequence(*value.sequence(), out, depth);
+      break;
     case Kind::kDict: {
       out += '{';
       bool first = true;
@@ -87,7 +102,9 @@ void AppendRepr(const Value& value, std::string& out, int depth) {
       out += '}';
       break;
     }
-    case Kind::kObject: out += value.object()->Repr(); return;
+    case Kind::kObject:
+      out += value.object()->Repr();
+      return;
   }
   if (out.size() > kMaxTextBytes) Fail("the template builds a string of more than ", kMaxTextBytes >> 20, " MiB");
 }
@@ -104,12 +121,21 @@ std::string Pad(std::string body, const Spec& spec, bool numeric) {
   return Cat(std::string(missing, ' '), body);
 }
 
-std::string_view Sign(bool negative, const Spec& spec) { return negative ? "-" : spec.plus ? "+" : spec.space ? " " : ""; }
+std::string_view Sign(bool negative, const Spec& spec) {
+  return negative ? "-" : spec.plus ? "+" : spec.space ? " " : "";
+}
 
-std::string InBase(Int value, int base, bool upper) {
+// Digits of the magnitude of `value`.
+std::string InBase(Int value, unsigned base, bool upper) {
+  __extension__ typedef unsigned __int128 Magnitude;
+  const std::string_view symbols = upper ? "0123456789ABCDEF" : "0123456789abcdef";
+  Magnitude rest = value < 0 ? Magnitude{0} - static_cast<Magnitude>(value) : static_cast<Magnitude>(value);
   std::string digits;
-  for (; value > 0; value /= base) digits += (upper ? "0123456789ABCDEF" : "0123456789abcdef")[static_cast<int>(value % base)];
-  if (digits.empty()) digits += '0';
+  do {
+    const auto digit = static_cast<size_t>(rest % base);
+    digits += symbols[digit];
+    rest /= base;
+  } while (rest > 0);
   std::reverse(digits.begin(), digits.end());
   return digits;
 }
@@ -124,15 +150,16 @@ std::string FormatNumber(const Value& value, const Spec& spec) {
     case 'i':
     case 'u': {
       const Int number = value.is_integral() ? value.integer() : static_cast<Int>(value.number());
-      return Cat(Sign(number < 0, spec), InBase(number < 0 ? -number : number, 10, false));
+      return Cat(Sign(number < 0, spec), InBase(number, 10, false));
     }
     case 'x':
     case 'X':
     case 'o': {
-      if (!value.is_integral()) Fail("%", std::string(1, spec.type), " format: an integer is required, not ", value.type_name());
+      if (!value.is_integral())
+        Fail("%", std::string(1, spec.type), " format: an integer is required, not ", value.type_name());
       const Int number = value.integer();
       const std::string prefix = !spec.alternate ? "" : spec.type == 'o' ? "0o" : spec.type == 'x' ? "0x" : "0X";
-      return Cat(Sign(number < 0, spec), prefix, InBase(number < 0 ? -number : number, spec.type == 'o' ? 8 : 16, spec.type == 'X'));
+      return Cat(Sign(number < 0, spec), prefix, InBase(number, spec.type == 'o' ? 8 : 16, spec.type == 'X'));
     }
     default: {
       const double number = value.number();
@@ -177,7 +204,7 @@ void AppendConverted(const Value& value, const Spec& spec, TextBuilder& out) {
 }  // namespace
 
 std::string IntToString(Int value) {
-  return value < 0 ? Cat("-", InBase(-value, 10, false)) : InBase(value, 10, false);
+  return value < 0 ? Cat("-", InBase(value, 10, false)) : InBase(value, 10, false);
 }
 
 std::string FloatRepr(double value) {
@@ -214,7 +241,10 @@ std::string ReprString(std::string_view text) {
     } else if (IsPrintable(code)) {
       out += text.substr(start, pos - start);
     } else {
-      std::snprintf(buffer, sizeof(buffer), code < 0x100 ? "\\x%02x" : code < 0x10000 ? "\\u%04x" : "\\U%08x",
+      std::snprintf(buffer, sizeof(buffer),
+                    code < 0x100     ? "\\x%02x"
+                    : code < 0x10000 ? "\\u%04x"
+                                     : "\\U%08x",
                     static_cast<unsigned>(code));
       out += buffer;
     }
@@ -238,14 +268,18 @@ Text ToText(const Value& value) {
 
 bool IsTrusted(const Value& value) {
   switch (value.kind()) {
-    case Kind::kString: return value.text().trusted();
-    case Kind::kSequence: return std::all_of(value.sequence()->items.begin(), value.sequence()->items.end(), IsTrusted);
+    case Kind::kString:
+      return value.text().trusted();
+    case Kind::kSequence:
+      return std::all_of(value.sequence()->items.begin(), value.sequence()->items.end(), IsTrusted);
     case Kind::kDict:
       return std::all_of(value.dict()->entries.begin(), value.dict()->entries.end(),
                          [](const auto& entry) { return IsTrusted(entry.first) && IsTrusted(entry.second); });
     // An object may show a caller's strings (a namespace does): nothing in its text is a special token of the template.
-    case Kind::kObject: return false;
-    default: return true;
+    case Kind::kObject:
+      return false;
+    default:
+      return true;
   }
 }
 
@@ -278,12 +312,24 @@ Text PercentFormat(const Text& format, const Value& values) {
     }
     for (bool flags = true; flags && pos < text.size();) {
       switch (text[pos]) {
-        case '-': spec.left = true; break;
-        case '0': spec.zero = true; break;
-        case '+': spec.plus = true; break;
-        case ' ': spec.space = true; break;
-        case '#': spec.alternate = true; break;
-        default: flags = false; continue;
+        case '-':
+          spec.left = true;
+          break;
+        case '0':
+          spec.zero = true;
+          break;
+        case '+':
+          spec.plus = true;
+          break;
+        case ' ':
+          spec.space = true;
+          break;
+        case '#':
+          spec.alternate = true;
+          break;
+        default:
+          flags = false;
+          continue;
       }
       ++pos;
     }
@@ -374,7 +420,9 @@ Text BraceFormat(const Text& format, const Args& args) {
     }
     spec.left = !right;
     if (spec.type == 0) {
-      spec.type = value->kind() == Kind::kFloat && spec.precision >= 0 ? 'g' : value->is_integral() && !value->is_bool() ? 'd' : 's';
+      spec.type = value->kind() == Kind::kFloat && spec.precision >= 0 ? 'g'
+                  : value->is_integral() && !value->is_bool()          ? 'd'
+                                                                       : 's';
     }
     AppendConverted(*value, spec, out);
   }

@@ -29,10 +29,14 @@ bool Odd(const Value& value) {
 bool Same(const Value& left, const Value& right) {
   if (left.kind() != right.kind()) return false;
   switch (left.kind()) {
-    case Kind::kSequence: return left.sequence() == right.sequence();
-    case Kind::kDict: return left.dict() == right.dict();
-    case Kind::kUndefined: return false;
-    default: return Equal(left, right);
+    case Kind::kSequence:
+      return left.sequence() == right.sequence();
+    case Kind::kDict:
+      return left.dict() == right.dict();
+    case Kind::kUndefined:
+      return false;
+    default:
+      return Equal(left, right);
   }
 }
 
@@ -41,10 +45,10 @@ bool AsksText(Interpreter& interpreter, const Value& value, std::string_view met
   return FindStringMethod(method)(interpreter, Value::OfText(ToText(value)), none).Truthy();
 }
 
-#define TEST_OF(expression)                                                        \
-  [](Interpreter& interpreter, const Value& value, const Args& args) -> bool {     \
+#define TEST_OF(expression)                                                            \
+  [](Interpreter& interpreter, const Value& value, const Args& args) -> bool {         \
     static_cast<void>(interpreter), static_cast<void>(value), static_cast<void>(args); \
-    return expression;                                                             \
+    return expression;                                                                 \
   }
 
 const std::unordered_map<std::string_view, TestFunction>& Table() {
@@ -67,7 +71,8 @@ const std::unordered_map<std::string_view, TestFunction>& Table() {
       {"string", TEST_OF(value.is_string())},
       {"mapping", TEST_OF(value.is_dict())},
       {"iterable", TEST_OF(IsIterable(value))},
-      {"sequence", TEST_OF(value.is_undefined() || value.is_string() || value.is_dict() || (value.is_sequence() && value.sequence()->indexable()))},
+      {"sequence", TEST_OF(value.is_undefined() || value.is_string() || value.is_dict() ||
+                           (value.is_sequence() && value.sequence()->indexable()))},
       {"callable", TEST_OF(value.is_object() && value.object()->callable())},
       {"sameas", TEST_OF(Same(value, Argument(args, "sameas")))},
       {"escaped", TEST_OF(value.is_string() && value.text().markup())},
@@ -79,12 +84,21 @@ const std::unordered_map<std::string_view, TestFunction>& Table() {
       {"upper", TEST_OF(AsksText(interpreter, value, "isupper"))},
       {"filter", TEST_OF(value.is_string() && FindFilter(value.view()) != nullptr)},
       {"test", TEST_OF(value.is_string() && FindTest(value.view()) != nullptr)},
-      {"eq", kEqual},      {"equalto", kEqual},    {"==", kEqual},
-      {"ne", kUnequal},    {"!=", kUnequal},
-      {"lt", kLess},       {"lessthan", kLess},    {"<", kLess},
-      {"le", kAtMost},     {"<=", kAtMost},
-      {"gt", kGreater},    {"greaterthan", kGreater}, {">", kGreater},
-      {"ge", kAtLeast},    {">=", kAtLeast},
+      {"eq", kEqual},
+      {"equalto", kEqual},
+      {"==", kEqual},
+      {"ne", kUnequal},
+      {"!=", kUnequal},
+      {"lt", kLess},
+      {"lessthan", kLess},
+      {"<", kLess},
+      {"le", kAtMost},
+      {"<=", kAtMost},
+      {"gt", kGreater},
+      {"greaterthan", kGreater},
+      {">", kGreater},
+      {"ge", kAtLeast},
+      {">=", kAtLeast},
   };
   return *kTable;
 }

@@ -83,7 +83,9 @@ Text Text::Concat(const Text& left, const Text& right, size_t* copied) {
   return out;
 }
 
-TextBuilder::TextBuilder() : buffer_(std::make_shared<Text::Buffer>()) { buffer_->growable = true; }
+TextBuilder::TextBuilder() : buffer_(std::make_shared<Text::Buffer>()) {
+  buffer_->growable = true;
+}
 
 void TextBuilder::Append(std::string_view piece, bool trusted) {
   CheckSize(buffer_->bytes.size() + piece.size());

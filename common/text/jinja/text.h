@@ -1,7 +1,8 @@
-// Strings of the template language: immutable bytes that remember which parts the template wrote (trusted) and which came from a caller.
-// A Text is a window on a shared buffer. Trimming, slicing and splitting make new windows; appending to the Text that ends its buffer
-// extends the buffer in place (older windows never see past their own end), so `a + b + c` and `ns.s = ns.s + x` are linear.
-// Room: common/text/jinja. Threads: buffers of literals are frozen and may be shared; all others belong to one rendering.
+// Strings of the template language: immutable bytes that remember which parts the template wrote (trusted) and which
+// came from a caller. A Text is a window on a shared buffer. Trimming, slicing and splitting make new windows;
+// appending to the Text that ends its buffer extends the buffer in place (older windows never see past their own end),
+// so `a + b + c` and `ns.s = ns.s + x` are linear. Room: common/text/jinja. Threads: buffers of literals are frozen and
+// may be shared; all others belong to one rendering.
 #pragma once
 
 #include <algorithm>

@@ -9,8 +9,8 @@
 
 namespace hearth::jinja {
 
-// Decodes the character that starts at `pos` (which must be inside `text`) and moves `pos` behind it. An invalid byte gives 0xDC00 + byte,
-// as Python's surrogateescape does.
+// Decodes the character that starts at `pos` (which must be inside `text`) and moves `pos` behind it. An invalid byte
+// gives 0xDC00 + byte, as Python's surrogateescape does.
 char32_t NextCodePoint(std::string_view text, size_t& pos);
 // Start of the character that ends at `pos` (> 0).
 size_t PreviousCharacter(std::string_view text, size_t pos);

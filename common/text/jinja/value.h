@@ -1,7 +1,8 @@
-// Values of the template language, behaving as the Python objects that Jinja2 would hold: none, bool, int, float, str, list, tuple, dict,
-// generators and views, undefined, and objects with attributes (namespace, loop, macros, methods).
-// Room: common/text/jinja. Threads: a value belongs to one rendering; constants of a parsed template are shared read-only.
-// Containers know how deep they nest and refuse to grow past kMaxNesting, so no walk over a value can exhaust the stack.
+// Values of the template language, behaving as the Python objects that Jinja2 would hold: none, bool, int, float, str,
+// list, tuple, dict, generators and views, undefined, and objects with attributes (namespace, loop, macros, methods).
+// Room: common/text/jinja. Threads: a value belongs to one rendering; constants of a parsed template are shared
+// read-only. Containers know how deep they nest and refuse to grow past kMaxNesting, so no walk over a value can
+// exhaust the stack.
 #pragma once
 
 #include <cstdint>
@@ -45,7 +46,8 @@ class Object : public std::enable_shared_from_this<Object> {
   virtual std::string_view type_name() const = 0;
   virtual std::string Repr() const = 0;
   virtual std::optional<Value> Attribute(std::string_view name);
-  virtual bool SetAttribute(std::string_view name, const Value& value);  // false: attributes of this object can't be set
+  virtual bool SetAttribute(std::string_view name,
+                            const Value& value);  // false: attributes of this object can't be set
   virtual bool callable() const { return false; }
   virtual Value Call(Interpreter& interpreter, Args& args);
   virtual void Clear() {}  // drops references, to break cycles at the end of a rendering
@@ -114,6 +116,7 @@ struct Sequence {
   std::string_view type_name = "list";
   size_t next = 0;  // generators only: what is already taken
   int nesting = 1;
+  bool tracked = false;  // see Interpreter::Track
   bool indexable() const { return flavor <= Flavor::kRange; }
 };
 
@@ -121,6 +124,7 @@ struct Sequence {
 struct Dict {
   std::vector<std::pair<Value, Value>> entries;
   int nesting = 1;
+  bool tracked = false;  // see Interpreter::Track
 
   // Throws Error for an unhashable key. The pointer is valid until the dict changes.
   Value* Find(const Value& key);
@@ -144,9 +148,12 @@ struct Args {
 // Matches arguments to parameter names as Python does; `function` is named in errors.
 class Bound {
  public:
-  Bound(const Args& args, std::string_view function, std::initializer_list<std::string_view> parameters, size_t required = 0);
+  Bound(const Args& args, std::string_view function, std::initializer_list<std::string_view> parameters,
+        size_t required = 0);
   const Value* operator[](size_t index) const { return values_[index]; }
-  bool Flag(size_t index, bool otherwise) const { return values_[index] == nullptr ? otherwise : values_[index]->Truthy(); }
+  bool Flag(size_t index, bool otherwise) const {
+    return values_[index] == nullptr ? otherwise : values_[index]->Truthy();
+  }
   Int Integer(size_t index, Int otherwise) const;
 
  private:
