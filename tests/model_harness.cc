@@ -93,6 +93,7 @@ absl::StatusOr<std::vector<float>> ModelHarness::Step(Form form, const std::vect
     batch.sequences.push_back({.first_row = static_cast<int64_t>(batch.token_ids.size()),
                                .num_rows = static_cast<int64_t>(part.ids.size()),
                                .start_position = part.stream->length,
+                               .write_from = part.stream->valid,
                                .pages = part.stream->pages.data()});
     batch.token_ids.insert(batch.token_ids.end(), part.ids.begin(), part.ids.end());
     batch.logit_rows.push_back(static_cast<int32_t>(batch.token_ids.size()) - 1);

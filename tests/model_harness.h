@@ -24,6 +24,7 @@ absl::StatusOr<std::shared_ptr<const WeightImage>> ImageOf(const std::string& mo
 struct TestStream {
   std::vector<int32_t> pages;
   int64_t length = 0;
+  int64_t valid = 0;  // positions below are queried, not written
 };
 
 class ModelHarness {
@@ -39,6 +40,7 @@ class ModelHarness {
   const Model& model() const { return *model_; }
   const WeightImage& image() const { return *image_; }
   KvPool& kv() { return *kv_; }
+  const std::string& description() const { return device_->caps().description; }
   int64_t vocab() const { return model_->config().vocab_size; }
 
   // A stream with places for `tokens` tokens; pages are taken from the pool in order and come back with Reset.

@@ -22,6 +22,7 @@ struct DeviceCaps {
   std::string description;  // for people: "2 threads, avx512bf16 (supported: scalar avx2 avx512 avx512bf16)"
   uint64_t memory_budget_bytes = 0;
   int num_threads = 1;
+  int activation_terms = 1;  // BF16 terms in which ops hand matrix inputs to each other and keep KV: [rows, terms, n] (ops.h)
 };
 
 // Device memory, freed on destruction. Zero-filled. Move-only.

@@ -56,14 +56,14 @@ OpCost CostOf(const EmbedArgs& a) {
 
 OpCost CostOf(const RmsNormArgs& a) {
   const double n = static_cast<double>(a.m) * a.n;
-  return {.flops = 4 * n, .weight_bytes = kF32 * a.n, .activation_bytes = n * (kF32 + kBf16), .kv_bytes = 0};
+  return {.flops = 4 * n, .weight_bytes = kF32 * a.n, .activation_bytes = n * (kF32 + a.terms * kBf16), .kv_bytes = 0};
 }
 
 OpCost CostOf(const LinearArgs& a) {
   const double m = static_cast<double>(a.m);
-  return {.flops = 2 * m * a.w.rows * a.w.cols,
+  return {.flops = 2 * m * a.terms * a.w.rows * a.w.cols,
           .weight_bytes = WeightViewBytes(a.w),
-          .activation_bytes = m * (a.w.cols * kBf16 + a.w.rows * kF32),
+          .activation_bytes = m * (a.terms * a.w.cols * kBf16 + a.w.rows * kF32),
           .kv_bytes = 0};
 }
 
@@ -73,7 +73,7 @@ OpCost CostOf(const ToBf16Args& a) {
 
 OpCost CostOf(const SiluMulArgs& a) {
   const double n = static_cast<double>(a.m) * a.n;
-  return {.flops = 5 * n, .weight_bytes = 0, .activation_bytes = n * (2 * kF32 + kBf16), .kv_bytes = 0};
+  return {.flops = 5 * n, .weight_bytes = 0, .activation_bytes = n * (2 * kF32 + a.terms * kBf16), .kv_bytes = 0};
 }
 
 OpCost CostOf(const AddArgs& a) {
@@ -93,14 +93,14 @@ OpCost CostOf(const MlaWriteKvArgs& a) {
     read += row * static_cast<double>(s.num_rows - kept);
     written += row * static_cast<double>(s.num_rows - kept);
   }
-  return {.flops = 4 * read, .weight_bytes = kF32 * a.rank, .activation_bytes = kF32 * read, .kv_bytes = kBf16 * written};
+  return {.flops = 4 * read, .weight_bytes = kF32 * a.rank, .activation_bytes = kF32 * read, .kv_bytes = kBf16 * a.terms * written};
 }
 
 OpCost CostOf(const MlaRopeQueryArgs& a) {
   const double rows = static_cast<double>(TotalRows(a.sequences, a.num_sequences)) * a.heads;
   return {.flops = rows * 3 * a.rope_dim,
           .weight_bytes = 0,
-          .activation_bytes = rows * (a.nope + a.rope_dim) * (kF32 + kBf16),
+          .activation_bytes = rows * (a.nope + a.rope_dim) * (kF32 + a.terms * kBf16),
           .kv_bytes = 0};
 }
 
@@ -108,14 +108,14 @@ OpCost CostOf(const MlaAttentionArgs& a) {
   OpCost cost;
   cost.weight_bytes = WeightViewBytes(a.kv_b);
   const double heads = static_cast<double>(a.heads);
-  const double kv_row = static_cast<double>(a.rank + a.rope_dim) * kBf16;
+  const double kv_row = static_cast<double>(a.rank + a.rope_dim) * a.terms * kBf16;
   for (int64_t i = 0; i < a.num_sequences; ++i) {
     const KvSequence& s = a.sequences[i];
     const double rows = static_cast<double>(s.num_rows);
     // Positions that the rows see, summed: start+1, start+2, ..., start+rows.
     const double seen = rows * s.start_position + rows * (rows + 1) / 2;
     const double end = static_cast<double>(s.start_position + s.num_rows);
-    cost.activation_bytes += rows * heads * (a.nope + a.rope_dim + a.v_dim) * kBf16;
+    cost.activation_bytes += rows * heads * (a.nope + a.rope_dim + a.v_dim) * a.terms * kBf16;
     if (a.form == Form::kDecode) {
       cost.flops += 2 * heads * (rows * a.rank * (a.nope + a.v_dim) + seen * (2 * a.rank + a.rope_dim));
       cost.kv_bytes += seen * kv_row;
@@ -141,9 +141,9 @@ OpCost CostOf(const ExpertsArgs& a) {
   double record = elements * DTypeBytes(a.weight_dtype);
   if (a.weight_dtype == DType::kF8E4M3) record += 3 * Blocks(a.hidden) * Blocks(a.intermediate) * kF32;
   const double pairs = static_cast<double>(a.m) * a.top_k;
-  return {.flops = 2 * pairs * elements,
+  return {.flops = 2 * pairs * a.terms * elements,
           .weight_bytes = ExpectedDistinctExperts(a.num_experts, a.top_k, a.m) * record,
-          .activation_bytes = static_cast<double>(a.m) * a.hidden * (kBf16 + kF32) + 8 * pairs,
+          .activation_bytes = static_cast<double>(a.m) * a.hidden * (a.terms * kBf16 + kF32) + 8 * pairs,
           .kv_bytes = 0};
 }
 

@@ -43,7 +43,7 @@ OpCost CostOf(const MlaRopeQueryArgs& a);
 // KV is read once per row (decode) or once per sequence (prefill).
 OpCost CostOf(const MlaAttentionArgs& a);
 OpCost CostOf(const GateArgs& a);
-// flops 2 * M*top_k * 3*H*I; weights: ExpectedDistinctExperts(E, top_k, M) records of 3*H*I elements with their scales.
+// flops 2 * M*top_k * terms * 3*H*I; weights: ExpectedDistinctExperts(E, top_k, M) records of 3*H*I elements with their scales.
 OpCost CostOf(const ExpertsArgs& a);
 OpCost CostOf(const ToHostArgs& a);
 

@@ -2,6 +2,7 @@
 // struct alone (op_cost.h). Pointers are device addresses; on the host device they are plain memory.
 // Room: common/device. May touch: common/{kernels,shm,base}. Threads: a stream is used by one thread at a time.
 // Shapes are row-major and dense unless a stride is given. M = rows (tokens) of the batch, H = hidden_size.
+// T = terms: a matrix input is the sum of T BF16 numbers (DeviceCaps::activation_terms; 1 = plain BF16), a row's terms beside each other: [M, T, n].
 #pragma once
 
 #include <cstdint>
@@ -40,12 +41,14 @@ struct RmsNormArgs {
   const float* weight = nullptr;  // [n]
   float eps = 0;
   int64_t m = 0, n = 0;
-  bf16* out = nullptr;            // [M, n]
+  int terms = 1;
+  bf16* out = nullptr;            // [M, T, n]
 };
 
 struct LinearArgs {
   WeightView w;               // [N, K]
-  const bf16* x = nullptr;    // [M, K], rows ldx apart
+  int terms = 1;
+  const bf16* x = nullptr;    // [M, T, K], terms ldx apart
   int64_t ldx = 0;
   int64_t m = 0;
   float* y = nullptr;         // [M, N], rows ldy apart
@@ -63,7 +66,8 @@ struct SiluMulArgs {
   const float* up = nullptr;    // [M, n], rows ld apart
   int64_t ld = 0;
   int64_t m = 0, n = 0;
-  bf16* out = nullptr;          // [M, n]
+  int terms = 1;
+  bf16* out = nullptr;          // [M, T, n]
 };
 
 struct AddArgs {
@@ -94,6 +98,7 @@ struct MlaWriteKvArgs {
   float eps = 0;
   RopeTable rope;
   int64_t rank = 0;
+  int terms = 1;                       // a cached row is [T, rank + rope]
   int64_t layer = 0;                   // KV layer index
   const KvPool* kv = nullptr;
   const KvSequence* sequences = nullptr;
@@ -107,14 +112,15 @@ struct MlaRopeQueryArgs {
   int64_t heads = 0, nope = 0, rope_dim = 0;
   const KvSequence* sequences = nullptr;
   int64_t num_sequences = 0;
-  bf16* out = nullptr;       // [M, heads, nope + rope]
+  int terms = 1;
+  bf16* out = nullptr;       // [M, T, heads, nope + rope]
 };
 
 // Causal attention of each row over positions 0..its own. kPrefill: keys and values are expanded through kv_b; kDecode: kv_b is absorbed into the
 // query and the output. A row's result depends on its position, the pages and the form, not on the batch or the chunk.
 struct MlaAttentionArgs {
   Form form = Form::kDecode;
-  const bf16* q = nullptr;  // [M, heads, nope + rope]
+  const bf16* q = nullptr;  // [M, T, heads, nope + rope]
   WeightView kv_b;          // [heads * (nope + v), rank]; head h: nope rows of keys, then v rows of values
   int64_t heads = 0, nope = 0, rope_dim = 0, v_dim = 0, rank = 0;
   float softmax_scale = 0;
@@ -122,7 +128,8 @@ struct MlaAttentionArgs {
   const KvPool* kv = nullptr;
   const KvSequence* sequences = nullptr;
   int64_t num_sequences = 0;
-  bf16* out = nullptr;      // [M, heads, v]
+  int terms = 1;            // of queries, cached rows and result
+  bf16* out = nullptr;      // [M, T, heads, v]
 };
 
 // The MoE gate works in F32 on the F32 residual (it normalises for itself): BF16 activations would move more expert choices than all else together.
@@ -149,7 +156,8 @@ struct ExpertsArgs {
   int64_t hidden = 0, intermediate = 0;
   int64_t num_shards = 1;
   DType weight_dtype = DType::kF8E4M3;
-  const bf16* x = nullptr;         // [M, H], normalised
+  int terms = 1;
+  const bf16* x = nullptr;         // [M, T, H], normalised
   const int32_t* ids = nullptr;    // [M, top_k], ascending
   const float* weights = nullptr;  // [M, top_k]
   int64_t m = 0;

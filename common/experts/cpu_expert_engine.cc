@@ -8,6 +8,7 @@
 
 #include "common/device/host/scratch.h"
 #include "common/device/host/task_board.h"
+#include "common/device/host/terms.h"
 #include "common/experts/expert_source.h"
 
 namespace hearth {
@@ -46,7 +47,7 @@ class CpuExpertEngine : public ExpertEngine {
     for (int64_t begin = 0; begin < args.m; begin += kTokensMax) {
       ExpertsArgs part = args;
       part.m = std::min(kTokensMax, args.m - begin);
-      part.x += begin * args.hidden;
+      part.x += begin * args.terms * args.hidden;
       part.ids += begin * args.top_k;
       part.weights += begin * args.top_k;
       part.out += begin * args.hidden;
@@ -61,7 +62,7 @@ class CpuExpertEngine : public ExpertEngine {
     int64_t expert = 0;
     int64_t first_pair = 0;
     int64_t count = 0;
-    const bf16* x = nullptr;  // [count, hidden]
+    const bf16* x = nullptr;  // [count, terms, hidden]
   };
 
   struct Shard {
@@ -72,7 +73,7 @@ class CpuExpertEngine : public ExpertEngine {
     int64_t rows = 0;  // this shard's part of the intermediate size
     int64_t gate_up_step = 0, gate_up_blocks = 0;
     int64_t down_step = 0, down_blocks = 0;
-    bf16* activations = nullptr;  // [pairs, rows]
+    bf16* activations = nullptr;  // [pairs, terms, rows]
     float* down = nullptr;        // [pairs, hidden]
   };
 
@@ -84,12 +85,13 @@ class CpuExpertEngine : public ExpertEngine {
   void Work(const ExpertsArgs& args, int worker);
   void RunTask(const ExpertsArgs& args, Shard& shard, int64_t task, int worker);
   void GateUp(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block, int worker);
-  void Down(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block);
+  void Down(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block, int worker);
   void Sum(const ExpertsArgs& args, int64_t task, int worker);
 
-  void Multiply(const WeightView& w, const bf16* x, int64_t ldx, int64_t count, float* y, int64_t ldy) {
+  // y [count, rows of w], by blocks of tokens.
+  void Multiply(const WeightView& w, const bf16* x, int64_t ldx, int64_t count, int terms, float* y, int64_t ldy, float* scratch) {
     for (int64_t m = 0; m < count; m += kTokenBlock) {
-      kernels_.linear(w, x + m * ldx, ldx, std::min(kTokenBlock, count - m), y + m * ldy, ldy, 0, w.rows);
+      LinearTerms(kernels_, w, x + m * terms * ldx, ldx, std::min(kTokenBlock, count - m), terms, y + m * ldy, ldy, 0, w.rows, scratch);
     }
   }
 
@@ -107,7 +109,7 @@ class CpuExpertEngine : public ExpertEngine {
   std::atomic<int64_t> down_left_{0};   // over all shards; the task that takes it to zero releases the sums
   int64_t sum_tasks_ = 0;
   Buffer workspace_;
-  bf16* gathered_ = nullptr;            // [pairs, hidden]
+  bf16* gathered_ = nullptr;            // [pairs, terms, hidden]
 };
 
 absl::Status CpuExpertEngine::RunTokens(const ExpertsArgs& args) {
@@ -157,17 +159,17 @@ void CpuExpertEngine::GroupByExpert(const ExpertsArgs& args) {
 absl::Status CpuExpertEngine::TakeWorkspace(const ExpertsArgs& args) {
   const int64_t pairs = args.m * args.top_k;
   auto padded = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
-  int64_t bytes = padded(pairs * args.hidden * 2);
-  for (const Shard& shard : shards_) bytes += padded(pairs * shard.rows * 2) + padded(pairs * args.hidden * 4);
+  int64_t bytes = padded(pairs * args.terms * args.hidden * 2);
+  for (const Shard& shard : shards_) bytes += padded(pairs * args.terms * shard.rows * 2) + padded(pairs * args.hidden * 4);
   if (static_cast<size_t>(bytes) > workspace_.bytes()) {
     workspace_ = Buffer();
     ASSIGN_OR_RETURN(workspace_, device_.Allocate(static_cast<size_t>(bytes)));
   }
   uint8_t* next = workspace_.as<uint8_t>();
   auto take = [&](int64_t piece_bytes) { return std::exchange(next, next + padded(piece_bytes)); };
-  gathered_ = reinterpret_cast<bf16*>(take(pairs * args.hidden * 2));
+  gathered_ = reinterpret_cast<bf16*>(take(pairs * args.terms * args.hidden * 2));
   for (Shard& shard : shards_) {
-    shard.activations = reinterpret_cast<bf16*>(take(pairs * shard.rows * 2));
+    shard.activations = reinterpret_cast<bf16*>(take(pairs * args.terms * shard.rows * 2));
     shard.down = reinterpret_cast<float*>(take(pairs * args.hidden * 4));
   }
   return absl::OkStatus();
@@ -175,22 +177,23 @@ absl::Status CpuExpertEngine::TakeWorkspace(const ExpertsArgs& args) {
 
 // An expert's tokens must lie row by row. Where they do so in the batch already (one token; all tokens) nothing is copied.
 void CpuExpertEngine::GatherInputs(const ExpertsArgs& args) {
+  const int64_t width = args.terms * args.hidden;
   int64_t copied = 0;
   for (Chosen& chosen : chosen_) {
     const int64_t first = pair_token_[static_cast<size_t>(chosen.first_pair)];
     const int64_t last = pair_token_[static_cast<size_t>(chosen.first_pair + chosen.count - 1)];
     const bool neighbours = last - first + 1 == chosen.count;
-    chosen.x = neighbours ? args.x + first * args.hidden : gathered_ + chosen.first_pair * args.hidden;
+    chosen.x = neighbours ? args.x + first * width : gathered_ + chosen.first_pair * width;
     if (!neighbours) copied += chosen.count;
   }
   if (copied == 0) return;
-  pool_.ParallelFor(copied * args.hidden >= device_.parallel_work_min(), static_cast<int64_t>(chosen_.size()), [&](int64_t index, int) {
+  pool_.ParallelFor(copied * width >= device_.parallel_work_min(), static_cast<int64_t>(chosen_.size()), [&](int64_t index, int) {
     const Chosen& chosen = chosen_[static_cast<size_t>(index)];
-    bf16* to = gathered_ + chosen.first_pair * args.hidden;
+    bf16* to = gathered_ + chosen.first_pair * width;
     if (chosen.x != to) return;
     for (int64_t i = 0; i < chosen.count; ++i) {
-      const bf16* from = args.x + pair_token_[static_cast<size_t>(chosen.first_pair + i)] * args.hidden;
-      std::memcpy(to + i * args.hidden, from, static_cast<size_t>(args.hidden) * sizeof(bf16));
+      const bf16* from = args.x + pair_token_[static_cast<size_t>(chosen.first_pair + i)] * width;
+      std::memcpy(to + i * width, from, static_cast<size_t>(width) * sizeof(bf16));
     }
   });
 }
@@ -249,7 +252,7 @@ void CpuExpertEngine::RunTask(const ExpertsArgs& args, Shard& shard, int64_t tas
     return;
   }
   const int64_t down_task = task - gate_up_tasks;
-  Down(args, shard, down_task / shard.down_blocks, down_task % shard.down_blocks);
+  Down(args, shard, down_task / shard.down_blocks, down_task % shard.down_blocks, worker);
   if (down_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) sum_board_->Publish(0, static_cast<int32_t>(sum_tasks_));
 }
 
@@ -258,23 +261,29 @@ void CpuExpertEngine::GateUp(const ExpertsArgs& args, Shard& shard, int64_t inde
   const ExpertView& view = shard.views[static_cast<size_t>(index)];
   const int64_t row = block * shard.gate_up_step;
   const int64_t rows = std::min(shard.gate_up_step, shard.rows - row);
+  const int64_t term_floats = LinearTermsScratch(std::min(kTokenBlock, chosen.count), rows, args.terms);
   Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
-  scratch.Reserve(2 * Scratch::Bytes<float>(chosen.count * rows));
+  scratch.Reserve(2 * Scratch::Bytes<float>(chosen.count * rows) + Scratch::Bytes<float>(term_floats));
   float* gate = scratch.Take<float>(chosen.count * rows);
   float* up = scratch.Take<float>(chosen.count * rows);
-  Multiply(view.gate.Rows(row, rows), chosen.x, args.hidden, chosen.count, gate, rows);
-  Multiply(view.up.Rows(row, rows), chosen.x, args.hidden, chosen.count, up, rows);
+  float* terms = scratch.Take<float>(term_floats);
+  Multiply(view.gate.Rows(row, rows), chosen.x, args.hidden, chosen.count, args.terms, gate, rows, terms);
+  Multiply(view.up.Rows(row, rows), chosen.x, args.hidden, chosen.count, args.terms, up, rows, terms);
   for (int64_t i = 0; i < chosen.count; ++i) {
-    kernels_.silu_mul(gate + i * rows, up + i * rows, shard.activations + (chosen.first_pair + i) * shard.rows + row, rows);
+    SiluMulTerms(kernels_, gate + i * rows, up + i * rows, rows, args.terms, shard.activations + (chosen.first_pair + i) * args.terms * shard.rows + row,
+                 shard.rows);
   }
 }
 
-void CpuExpertEngine::Down(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block) {
+void CpuExpertEngine::Down(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block, int worker) {
   const Chosen& chosen = chosen_[static_cast<size_t>(index)];
   const int64_t row = block * shard.down_step;
   const int64_t rows = std::min(shard.down_step, args.hidden - row);
-  Multiply(shard.views[static_cast<size_t>(index)].down.Rows(row, rows), shard.activations + chosen.first_pair * shard.rows, shard.rows,
-           chosen.count, shard.down + chosen.first_pair * args.hidden + row, args.hidden);
+  const int64_t term_floats = LinearTermsScratch(std::min(kTokenBlock, chosen.count), rows, args.terms);
+  Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
+  scratch.Reserve(Scratch::Bytes<float>(term_floats));
+  Multiply(shard.views[static_cast<size_t>(index)].down.Rows(row, rows), shard.activations + chosen.first_pair * args.terms * shard.rows, shard.rows,
+           chosen.count, args.terms, shard.down + chosen.first_pair * args.hidden + row, args.hidden, scratch.Take<float>(term_floats));
 }
 
 void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {

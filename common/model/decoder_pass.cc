@@ -66,6 +66,7 @@ void DecoderPass::Attention(const AttentionWeights& weights, int64_t layer) {
                                   .rope_dim = c.qk_rope_head_dim,
                                   .sequences = sequences,
                                   .num_sequences = num_sequences,
+                                  .terms = w.terms,
                                   .out = w.q_rotated.as<bf16>()});
   Linear(weights.kv_a, w.normed, m_, w.kv_a);
   c_.ops.MlaWriteKv(c_.stream, {.kv_a = w.kv_a.as<float>(),
@@ -73,6 +74,7 @@ void DecoderPass::Attention(const AttentionWeights& weights, int64_t layer) {
                                 .eps = static_cast<float>(c.rms_norm_eps),
                                 .rope = c_.rope,
                                 .rank = c.kv_lora_rank,
+                                .terms = w.terms,
                                 .layer = layer,
                                 .kv = &c_.kv,
                                 .sequences = sequences,
@@ -90,6 +92,7 @@ void DecoderPass::Attention(const AttentionWeights& weights, int64_t layer) {
                                   .kv = &c_.kv,
                                   .sequences = sequences,
                                   .num_sequences = num_sequences,
+                                  .terms = w.terms,
                                   .out = w.attended.as<bf16>()});
   Linear(weights.o, w.attended, m_, w.projected);
 }
@@ -126,6 +129,7 @@ void DecoderPass::Moe(const LayerWeights& layer_weights, int64_t layer) {
                              .intermediate = c.moe_intermediate_size,
                              .num_shards = c_.num_shards,
                              .weight_dtype = weights.expert_dtype,
+                             .terms = w.terms,
                              .x = w.normed.as<bf16>(),
                              .ids = w.expert_ids.as<int32_t>(),
                              .weights = w.expert_weights.as<float>(),
@@ -146,6 +150,7 @@ void DecoderPass::Mlp(const MlpWeights& weights) {
                              .ld = weights.gate.rows,
                              .m = m_,
                              .n = weights.gate.rows,
+                             .terms = w.terms,
                              .out = w.ffn_act.as<bf16>()});
   Linear(weights.down, w.ffn_act, m_, w.projected);
 }
@@ -170,11 +175,12 @@ void DecoderPass::Norm(const float* x, const VectorF32& weight, int64_t m, int64
                              .eps = static_cast<float>(c_.config.rms_norm_eps),
                              .m = m,
                              .n = n,
+                             .terms = c_.workspace.terms,
                              .out = out.as<bf16>()});
 }
 
 void DecoderPass::Linear(const WeightView& w, const Buffer& x, int64_t m, Buffer& y) {
-  c_.ops.Linear(c_.stream, {.w = w, .x = x.as<bf16>(), .ldx = w.cols, .m = m, .y = y.as<float>(), .ldy = w.rows});
+  c_.ops.Linear(c_.stream, {.w = w, .terms = c_.workspace.terms, .x = x.as<bf16>(), .ldx = w.cols, .m = m, .y = y.as<float>(), .ldy = w.rows});
 }
 
 void DecoderPass::AddTo(Buffer& y, const Buffer& x) {

@@ -26,20 +26,22 @@ absl::StatusOr<std::unique_ptr<ForwardWorkspace>> ForwardWorkspace::Make(const M
   };
   const bool has_moe = c.n_routed_experts > 0;
   const int64_t ffn = std::max(c.intermediate_size, has_moe ? c.n_shared_experts * c.moe_intermediate_size : 0);
+  w->terms = device.caps().activation_terms;
+  const int64_t terms = w->terms;
   const int64_t head_rows = c.num_attention_heads * c.qk_head_dim();
   make(w->token_ids, max_rows, 1, sizeof(int32_t));
   make(w->residual, max_rows, c.hidden_size, sizeof(float));
-  make(w->normed, max_rows, c.hidden_size, sizeof(bf16));
+  make(w->normed, max_rows, terms * c.hidden_size, sizeof(bf16));
   make(w->q_a, max_rows, c.q_lora_rank.value_or(0), sizeof(float));
-  make(w->q_a_normed, max_rows, c.q_lora_rank.value_or(0), sizeof(bf16));
+  make(w->q_a_normed, max_rows, terms * c.q_lora_rank.value_or(0), sizeof(bf16));
   make(w->q, max_rows, head_rows, sizeof(float));
-  make(w->q_rotated, max_rows, head_rows, sizeof(bf16));
+  make(w->q_rotated, max_rows, terms * head_rows, sizeof(bf16));
   make(w->kv_a, max_rows, c.kv_row(), sizeof(float));
-  make(w->attended, max_rows, c.num_attention_heads * c.v_head_dim, sizeof(bf16));
+  make(w->attended, max_rows, terms * c.num_attention_heads * c.v_head_dim, sizeof(bf16));
   make(w->projected, max_rows, c.hidden_size, sizeof(float));
   make(w->ffn_gate, max_rows, ffn, sizeof(float));
   make(w->ffn_up, max_rows, ffn, sizeof(float));
-  make(w->ffn_act, max_rows, ffn, sizeof(bf16));
+  make(w->ffn_act, max_rows, terms * ffn, sizeof(bf16));
   if (has_moe) {
     make(w->expert_ids, max_rows, c.num_experts_per_tok, sizeof(int32_t));
     make(w->expert_weights, max_rows, c.num_experts_per_tok, sizeof(float));
@@ -47,7 +49,7 @@ absl::StatusOr<std::unique_ptr<ForwardWorkspace>> ForwardWorkspace::Make(const M
   }
   make(w->logit_row_ids, max_logit_rows, 1, sizeof(int32_t));
   make(w->last, max_logit_rows, c.hidden_size, sizeof(float));
-  make(w->last_normed, max_logit_rows, c.hidden_size, sizeof(bf16));
+  make(w->last_normed, max_logit_rows, terms * c.hidden_size, sizeof(bf16));
   make(w->logits, max_logit_rows, c.vocab_size, sizeof(float));
   RETURN_IF_ERROR(status);
   return w;

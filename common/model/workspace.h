@@ -19,6 +19,7 @@ struct ForwardWorkspace : Model::Workspace {
 
   int64_t rows = 0;
   int64_t logit_rows = 0;
+  int terms = 1;  // BF16 terms of a matrix input: what is bf16 below has so many numbers an element
 
   // [rows, ...]
   Buffer token_ids;  // i32

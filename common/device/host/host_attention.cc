@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/device/host/host_ops.h"
+#include "common/device/host/terms.h"
 
 namespace hearth {
 namespace {
@@ -11,6 +12,53 @@ namespace {
 constexpr int64_t kQueryBlock = 256;
 // Heads that share a read of the cached latent in decode. A constant, so that a head's neighbours are the same for any thread count.
 constexpr int64_t kHeadGroup = 4;
+constexpr int kTerms = 2;  // the most there are
+
+void Normalise(const SoftmaxState& state, float* sums, int64_t n) {
+  const float scale = 1.0f / state.sum;
+  for (int64_t i = 0; i < n; ++i) sums[i] *= scale;
+}
+
+// One head's values of one row, into the terms of the result.
+void StoreResult(const MlaAttentionArgs& a, const float* values, int64_t row, int64_t head) {
+  bf16* high = a.out + (row * a.terms * a.heads + head) * a.v_dim;
+  bf16* low = high + a.heads * a.v_dim;
+  for (int64_t i = 0; i < a.v_dim; ++i) {
+    high[i] = hearth::ToBf16(values[i]);
+    if (a.terms > 1) low[i] = hearth::ToBf16(values[i] - ToFloat(high[i]));
+  }
+}
+
+int64_t KeyDim(const MlaAttentionArgs& a) { return a.terms == 1 ? a.nope : 3 * a.nope + 2 * a.rope_dim; }
+
+// out [KeyDim + rope]
+void WriteQuery(const bf16* high, const bf16* low, const MlaAttentionArgs& a, bf16* out) {
+  if (a.terms > 1) {
+    out = std::copy_n(high, a.nope, out);
+    out = std::copy_n(low, a.nope, out);
+    out = std::copy_n(high, a.nope, out);
+    out = std::copy_n(low + a.nope, a.rope_dim, out);
+    out = std::copy_n(high + a.nope, a.rope_dim, out);
+    std::copy_n(high + a.nope, a.rope_dim, out);
+  } else {
+    std::copy_n(high, a.nope + a.rope_dim, out);
+  }
+}
+
+// expanded [nope + v]; rope: of the cached row; out [KeyDim + terms * v]
+void WriteKeyValue(const KernelTable& kernels, const float* expanded, const bf16* rope, const MlaAttentionArgs& a, bf16* out) {
+  if (a.terms == 1) {
+    kernels.to_bf16(expanded, out, a.nope + a.v_dim);
+    return;
+  }
+  for (int64_t i = 0; i < a.nope; ++i) {
+    out[i] = out[a.nope + i] = hearth::ToBf16(expanded[i]);
+    out[2 * a.nope + i] = hearth::ToBf16(expanded[i] - ToFloat(out[i]));
+  }
+  std::copy_n(rope, a.rope_dim, out + 3 * a.nope);
+  std::copy_n(rope + a.rank + a.rope_dim, a.rope_dim, out + 3 * a.nope + a.rope_dim);
+  SplitTerms(kernels, expanded + a.nope, a.v_dim, a.terms, out + 3 * a.nope + 2 * a.rope_dim);
+}
 
 }  // namespace
 
@@ -23,6 +71,9 @@ void HostOps::MlaAttention(Stream& stream, const MlaAttentionArgs& args) {
   }
 }
 
+// Two terms go through the same kernel as longer vectors, q . k = q_high . k_high + q_low . k_high + q_high . k_low (the fourth product is 2^-18 of the sum):
+//   query [nope high | nope low | nope high | rope low | rope high | rope high], key [high | high | low | rope high | rope low] and the page's rope high;
+//   value [high | low], whose sums are added.
 // A task expands one head's keys and values page by page, and walks each with all queries of its block. Nothing depends on where a block or a
 // chunk begins: a query sees whole pages in order, the last one cut at its own position.
 void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
@@ -43,7 +94,10 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
   }
   const int64_t head_dim = a.nope + a.rope_dim;
   const int64_t kv_dim = a.nope + a.v_dim;
-  const int64_t row_elements = a.rank + a.rope_dim;
+  const int64_t term_elements = a.rank + a.rope_dim;  // a cached row is [terms, rank + rope]
+  const int64_t row_elements = a.terms * term_elements;
+  const int64_t key_dim = KeyDim(a);  // without the rotary part that is read from the page
+  const int64_t value_dim = a.terms * a.v_dim;
 
   pool_.ParallelFor(Parallel(work * a.heads * kv_dim), static_cast<int64_t>(blocks.size()) * a.heads, [&](int64_t task, int worker) {
     const Block& block = blocks[static_cast<size_t>(task / a.heads)];
@@ -51,34 +105,47 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
     const KvSequence& sequence = *block.sequence;
     const int64_t first_position = sequence.start_position + block.begin;
     const int64_t end_position = first_position + block.count;
-    const bf16* queries = a.q + ((sequence.first_row + block.begin) * a.heads + head) * head_dim;
-
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
-    scratch.Reserve(Scratch::Bytes<float>(kPageTokens * kv_dim) + Scratch::Bytes<bf16>(kPageTokens * kv_dim) +
-                    Scratch::Bytes<SoftmaxState>(kQueryBlock) + Scratch::Bytes<float>(kQueryBlock * a.v_dim) + Scratch::Bytes<float>(kPageTokens));
+    scratch.Reserve(Scratch::Bytes<float>(kPageTokens * kv_dim) + Scratch::Bytes<bf16>(kPageTokens * (key_dim + value_dim)) +
+                    Scratch::Bytes<SoftmaxState>(kQueryBlock) + Scratch::Bytes<float>(kQueryBlock * value_dim) + Scratch::Bytes<float>(kPageTokens) +
+                    Scratch::Bytes<bf16>(kQueryBlock * (key_dim + a.rope_dim)) + Scratch::Bytes<float>(LinearTermsScratch(kPageTokens, kv_dim, a.terms)));
     float* expanded = scratch.Take<float>(kPageTokens * kv_dim);
-    bf16* keys_values = scratch.Take<bf16>(kPageTokens * kv_dim);
+    bf16* keys_values = scratch.Take<bf16>(kPageTokens * (key_dim + value_dim));
     SoftmaxState* states = scratch.Take<SoftmaxState>(kQueryBlock);
-    float* sums = scratch.Take<float>(kQueryBlock * a.v_dim);
+    float* sums = scratch.Take<float>(kQueryBlock * value_dim);
     float* scores = scratch.Take<float>(kPageTokens);
+    bf16* queries = scratch.Take<bf16>(kQueryBlock * (key_dim + a.rope_dim));
+    float* products = scratch.Take<float>(LinearTermsScratch(kPageTokens, kv_dim, a.terms));
     std::fill_n(states, block.count, SoftmaxState{});
-    std::fill_n(sums, block.count * a.v_dim, 0.0f);
+    std::fill_n(sums, block.count * value_dim, 0.0f);
+    for (int64_t i = 0; i < block.count; ++i) {
+      const bf16* high = a.q + ((sequence.first_row + block.begin + i) * a.terms * a.heads + head) * head_dim;
+      WriteQuery(high, high + a.heads * head_dim, a, queries + i * (key_dim + a.rope_dim));
+    }
 
     const WeightView kv_b = a.kv_b.Rows(head * kv_dim, kv_dim);
     for (int64_t page_begin = 0; page_begin < end_position; page_begin += kPageTokens) {
       const int64_t filled = std::min(kPageTokens, end_position - page_begin);
       const bf16* cached = a.kv->rows(sequence.pages[page_begin / kPageTokens], a.layer);
-      kernels_.linear(kv_b, cached, row_elements, filled, expanded, kv_dim, 0, kv_dim);
-      kernels_.to_bf16(expanded, keys_values, filled * kv_dim);
+      LinearTerms(kernels_, kv_b, cached, term_elements, filled, a.terms, expanded, kv_dim, 0, kv_dim, products);
+      for (int64_t j = 0; j < filled; ++j) {
+        WriteKeyValue(kernels_, expanded + j * kv_dim, cached + j * row_elements + a.rank, a, keys_values + j * (key_dim + value_dim));
+      }
       for (int64_t i = std::max<int64_t>(0, page_begin - first_position); i < block.count; ++i) {
         const int64_t seen = std::min(kPageTokens, first_position + i - page_begin + 1);
-        kernels_.attention_expanded(queries + i * a.heads * head_dim, keys_values, kv_dim, cached + a.rank, row_elements, keys_values + a.nope,
-                                    kv_dim, seen, a.nope, a.rope_dim, a.v_dim, a.softmax_scale, &states[i], sums + i * a.v_dim, scores);
+        kernels_.attention_expanded(queries + i * (key_dim + a.rope_dim), keys_values, key_dim + value_dim, cached + a.rank, row_elements,
+                                    keys_values + key_dim, key_dim + value_dim, seen, key_dim, a.rope_dim, value_dim, a.softmax_scale, &states[i],
+                                    sums + i * value_dim, scores);
       }
     }
     for (int64_t i = 0; i < block.count; ++i) {
       const int64_t row = sequence.first_row + block.begin + i;
-      FinishSoftmax(states[i], sums + i * a.v_dim, a.out + (row * a.heads + head) * a.v_dim, a.v_dim);
+      float* values = sums + i * value_dim;
+      if (a.terms > 1) {
+        for (int64_t j = 0; j < a.v_dim; ++j) values[j] += values[a.v_dim + j];
+      }
+      Normalise(states[i], values, a.v_dim);
+      StoreResult(a, values, row, head);
     }
   });
 }
@@ -103,6 +170,12 @@ void HostOps::AttendAbsorbed(const MlaAttentionArgs& a) {
   const int64_t head_dim = a.nope + a.rope_dim;
   const int64_t kv_dim = a.nope + a.v_dim;
 
+  const int64_t width = a.rank + a.rope_dim;
+  // Two terms: a cached row [latent high | rope high | latent low | rope low] serves as key as it is. The query against it is [high | high], and the product
+  // of low with high goes through the kernel's second pair of arguments. The row is the value too; of the sums the latent parts are used.
+  const int64_t query_dim = a.terms == 1 ? width : 3 * width;
+  const int64_t sum_dim = a.terms == 1 ? a.rank : 2 * width;
+
   // Rows innermost: the rows of a batch meet a head's part of kv_b while it is in cache.
   pool_.ParallelFor(Parallel(work * a.heads * a.rank), groups * num_rows, [&](int64_t task, int worker) {
     const Row& row = rows[static_cast<size_t>(task % num_rows)];
@@ -110,35 +183,62 @@ void HostOps::AttendAbsorbed(const MlaAttentionArgs& a) {
     const int64_t heads = std::min(kHeadGroup, a.heads - first_head);
 
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
-    scratch.Reserve(Scratch::Bytes<float>(a.rank) + Scratch::Bytes<bf16>(heads * a.rank) + Scratch::Bytes<bf16>(heads * a.rope_dim) +
-                    Scratch::Bytes<SoftmaxState>(heads) + Scratch::Bytes<float>(heads * a.rank) + Scratch::Bytes<float>(heads * kPageTokens) +
-                    Scratch::Bytes<float>(a.v_dim));
+    scratch.Reserve(2 * Scratch::Bytes<float>(a.rank) + Scratch::Bytes<bf16>(heads * query_dim) + Scratch::Bytes<SoftmaxState>(heads) +
+                    Scratch::Bytes<float>(heads * sum_dim) + Scratch::Bytes<float>(heads * kPageTokens) + Scratch::Bytes<float>(a.v_dim) +
+                    Scratch::Bytes<bf16>(kTerms * a.rank) + Scratch::Bytes<float>(kTerms * a.v_dim));
     float* absorbed = scratch.Take<float>(a.rank);
-    bf16* q_latent = scratch.Take<bf16>(heads * a.rank);
-    bf16* q_rope = scratch.Take<bf16>(heads * a.rope_dim);
+    float* absorbed_low = scratch.Take<float>(a.rank);
+    bf16* queries = scratch.Take<bf16>(heads * query_dim);
     SoftmaxState* states = scratch.Take<SoftmaxState>(heads);
-    float* sums = scratch.Take<float>(heads * a.rank);
+    float* sums = scratch.Take<float>(heads * sum_dim);
     float* scores = scratch.Take<float>(heads * kPageTokens);
     float* value = scratch.Take<float>(a.v_dim);
+    bf16* latent = scratch.Take<bf16>(kTerms * a.rank);
+    float* products = scratch.Take<float>(kTerms * a.v_dim);
 
+    bf16* q_rope = queries + heads * a.rank;  // one term: all latent parts, then all rotary ones
     for (int64_t h = 0; h < heads; ++h) {
-      const bf16* q = a.q + (row.row * a.heads + first_head + h) * head_dim;
-      kernels_.linear_transposed(a.kv_b.Rows((first_head + h) * kv_dim, a.nope), q, absorbed, 0, a.rank);
-      kernels_.to_bf16(absorbed, q_latent + h * a.rank, a.rank);
-      std::copy_n(q + a.nope, a.rope_dim, q_rope + h * a.rope_dim);
+      const bf16* q = a.q + (row.row * a.terms * a.heads + first_head + h) * head_dim;
+      const bf16* q_low = q + a.heads * head_dim;
+      const WeightView keys = a.kv_b.Rows((first_head + h) * kv_dim, a.nope);
+      kernels_.linear_transposed(keys, q, absorbed, 0, a.rank);
+      if (a.terms == 1) {
+        kernels_.to_bf16(absorbed, queries + h * a.rank, a.rank);
+        std::copy_n(q + a.nope, a.rope_dim, q_rope + h * a.rope_dim);
+        continue;
+      }
+      kernels_.linear_transposed(keys, q_low, absorbed_low, 0, a.rank);
+      for (int64_t i = 0; i < a.rank; ++i) absorbed[i] += absorbed_low[i];
+      SplitTerms(kernels_, absorbed, a.rank, a.terms, latent);
+      bf16* out = queries + h * query_dim;
+      for (const bool high : {true, true, false}) {
+        out = std::copy_n(high ? latent : latent + a.rank, a.rank, out);
+        out = std::copy_n((high ? q : q_low) + a.nope, a.rope_dim, out);
+      }
     }
     std::fill_n(states, heads, SoftmaxState{});
-    std::fill_n(sums, heads * a.rank, 0.0f);
+    std::fill_n(sums, heads * sum_dim, 0.0f);
     for (int64_t page_begin = 0; page_begin <= row.position; page_begin += kPageTokens) {
       const bf16* cached = a.kv->rows(row.sequence->pages[page_begin / kPageTokens], a.layer);
-      kernels_.mla_absorbed(q_latent, q_rope, cached, std::min(kPageTokens, row.position - page_begin + 1), heads, a.rank, a.rope_dim,
-                            a.softmax_scale, states, sums, scores);
+      const int64_t seen = std::min(kPageTokens, row.position - page_begin + 1);
+      if (a.terms == 1) {
+        kernels_.mla_absorbed(queries, q_rope, cached, seen, heads, a.rank, a.rope_dim, a.softmax_scale, states, sums, scores);
+        continue;
+      }
+      for (int64_t h = 0; h < heads; ++h) {
+        kernels_.attention_expanded(queries + h * query_dim, cached, 2 * width, cached, 2 * width, cached, 2 * width, seen, 2 * width, width, 2 * width,
+                                    a.softmax_scale, &states[h], sums + h * sum_dim, scores);
+      }
     }
     for (int64_t h = 0; h < heads; ++h) {
-      bf16* latent = q_latent + h * a.rank;  // the query is no longer needed
-      FinishSoftmax(states[h], sums + h * a.rank, latent, a.rank);
-      kernels_.linear(a.kv_b.Rows((first_head + h) * kv_dim + a.nope, a.v_dim), latent, a.rank, 1, value, a.v_dim, 0, a.v_dim);
-      kernels_.to_bf16(value, a.out + (row.row * a.heads + first_head + h) * a.v_dim, a.v_dim);
+      float* sum = sums + h * sum_dim;
+      if (a.terms > 1) {
+        for (int64_t i = 0; i < a.rank; ++i) sum[i] += sum[width + i];
+      }
+      Normalise(states[h], sum, a.rank);
+      SplitTerms(kernels_, sum, a.rank, a.terms, latent);
+      LinearTerms(kernels_, a.kv_b.Rows((first_head + h) * kv_dim + a.nope, a.v_dim), latent, a.rank, 1, a.terms, value, a.v_dim, 0, a.v_dim, products);
+      StoreResult(a, value, row.row, first_head + h);
     }
   });
 }

@@ -82,9 +82,10 @@ class HostDeviceImpl : public HostDevice {
         budget_(std::make_shared<Budget>()) {
     if (options.memory_budget_bytes != 0) budget_->limit = options.memory_budget_bytes;
     caps_.kind = "host";
-    caps_.numerics = absl::StrCat("host/", Sv(IsaName(isa)), "/exact");
+    caps_.activation_terms = options.activation_terms;
+    caps_.numerics = absl::StrCat("host/", Sv(IsaName(isa)), options.activation_terms > 1 ? "/exact2" : "/exact");
     caps_.description = absl::StrCat(num_threads, num_threads == 1 ? " thread" : " threads",
-                                     pool_.num_pools() > 1 ? absl::StrCat(" in ", pool_.num_pools(), " pools") : "", ", ", Sv(IsaName(isa)),
+                                     pool_.num_pools() > 1 ? absl::StrCat(" in ", pool_.num_pools(), " pools") : "", ", ", Sv(IsaName(isa)), options.activation_terms > 1 ? ", activations in two BF16 terms" : "",
                                      " (supported: ", SupportedNames(), ")");
     caps_.memory_budget_bytes = budget_->limit;
     caps_.num_threads = num_threads;
@@ -159,6 +160,9 @@ absl::StatusOr<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceO
   if (std::find(supported.begin(), supported.end(), isa) == supported.end()) {
     return absl::FailedPreconditionError(
         absl::StrCat("this CPU can't run the ", Sv(IsaName(isa)), " kernels; it supports: ", SupportedNames(), ". Choose one of these, or auto"));
+  }
+  if (options.activation_terms < 1 || options.activation_terms > 2) {
+    return absl::InvalidArgumentError(absl::StrCat("host device: activations of ", options.activation_terms, " BF16 terms; supported: 1, 2"));
   }
   if (options.num_threads < 0 || options.num_pools < 1 || (!options.cpus.empty() && static_cast<int>(options.cpus.size()) != options.num_pools)) {
     return absl::InvalidArgumentError(absl::StrCat("host device: ", options.num_threads, " threads, ", options.num_pools, " pools, cores for ",

@@ -1,11 +1,11 @@
 #include "common/device/host/host_ops.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 #include <utility>
 
 #include "common/base/check.h"
+#include "common/device/host/terms.h"
 
 namespace hearth {
 namespace {
@@ -69,17 +69,6 @@ std::pair<const RowAt*, int64_t> ListRows(HostStream& stream, const KvSequence* 
   return {rows, count};
 }
 
-// Sum of squares in double, in four interleaved partial sums: one order, whatever the batch.
-double SumOfSquares(const float* x, int64_t n) {
-  double partial[4] = {0, 0, 0, 0};
-  int64_t i = 0;
-  for (; i + 4 <= n; i += 4) {
-    for (int j = 0; j < 4; ++j) partial[j] += static_cast<double>(x[i + j]) * x[i + j];
-  }
-  for (int j = 0; i < n; ++i, ++j) partial[j] += static_cast<double>(x[i]) * x[i];
-  return (partial[0] + partial[1]) + (partial[2] + partial[3]);
-}
-
 }  // namespace
 
 HostOps::HostOps(ThreadPool& pool, const KernelTable& kernels, int64_t parallel_work_min)
@@ -94,7 +83,7 @@ void HostOps::Embed(Stream& stream, const EmbedArgs& a) {
 void HostOps::RmsNorm(Stream& stream, const RmsNormArgs& a) {
   if (!AsHost(stream).alive()) return;
   pool_.ParallelFor(Parallel(a.m * a.n), a.m,
-                    [&](int64_t m, int) { kernels_.rms_norm(a.x + m * a.ldx, a.weight, a.eps, a.out + m * a.n, a.n); });
+                    [&](int64_t m, int) { NormTerms(kernels_, a.x + m * a.ldx, a.weight, a.eps, a.n, a.terms, a.out + m * a.terms * a.n); });
 }
 
 void HostOps::Linear(Stream& stream, const LinearArgs& a) {
@@ -111,11 +100,15 @@ void HostOps::Product(const LinearArgs& a) {
   const int64_t wanted = parallel ? CeilDiv(4 * pool_.num_threads(), token_blocks) : 1;
   const int64_t step = CeilDiv(CeilDiv(rows, std::min(wanted, rows)), kRowAlign) * kRowAlign;
   // Tokens innermost: a block of weight rows is read once and met by all tokens while it is in cache.
-  pool_.ParallelFor(parallel, CeilDiv(rows, step) * token_blocks, [&](int64_t task, int) {
+  pool_.ParallelFor(parallel, CeilDiv(rows, step) * token_blocks, [&](int64_t task, int worker) {
     const int64_t row = task / token_blocks * step;
     const int64_t token = task % token_blocks * kTokenBlock;
-    kernels_.linear(a.w, a.x + token * a.ldx, a.ldx, std::min(kTokenBlock, a.m - token), a.y + token * a.ldy, a.ldy, row,
-                    std::min(row + step, rows));
+    const int64_t tokens = std::min(kTokenBlock, a.m - token);
+    const int64_t scratch_floats = LinearTermsScratch(tokens, step, a.terms);
+    Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
+    scratch.Reserve(Scratch::Bytes<float>(scratch_floats));
+    LinearTerms(kernels_, a.w, a.x + token * a.terms * a.ldx, a.ldx, tokens, a.terms, a.y + token * a.ldy, a.ldy, row, std::min(row + step, rows),
+                scratch.Take<float>(scratch_floats));
   });
 }
 
@@ -127,7 +120,7 @@ void HostOps::ToBf16(Stream& stream, const ToBf16Args& a) {
 void HostOps::SiluMul(Stream& stream, const SiluMulArgs& a) {
   if (!AsHost(stream).alive()) return;
   pool_.ParallelFor(Parallel(a.m * a.n * 8), a.m,
-                    [&](int64_t m, int) { kernels_.silu_mul(a.gate + m * a.ld, a.up + m * a.ld, a.out + m * a.n, a.n); });
+                    [&](int64_t m, int) { SiluMulTerms(kernels_, a.gate + m * a.ld, a.up + m * a.ld, a.n, a.terms, a.out + m * a.terms * a.n, a.n); });
 }
 
 void HostOps::Add(Stream& stream, const AddArgs& a) {
@@ -154,14 +147,21 @@ void HostOps::MlaWriteKv(Stream& stream, const MlaWriteKvArgs& a) {
     const auto& [sequence, row, position] = rows[task];
     if (position < sequence->write_from) return;
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
-    scratch.Reserve(Scratch::Bytes<float>(rope_dim));
+    const int64_t width = a.rank + rope_dim;
+    scratch.Reserve(Scratch::Bytes<float>(rope_dim) + Scratch::Bytes<bf16>(a.terms * rope_dim) + Scratch::Bytes<bf16>(a.terms * a.rank));
     float* key = scratch.Take<float>(rope_dim);
-    const float* in = a.kv_a + row * (a.rank + rope_dim);
-    bf16* out = a.kv->rows(sequence->pages[position / kPageTokens], a.layer) + position % kPageTokens * (a.rank + rope_dim);
-    kernels_.rms_norm(in, a.norm_weight, a.eps, out, a.rank);
+    bf16* key_terms = scratch.Take<bf16>(a.terms * rope_dim);
+    bf16* latent_terms = scratch.Take<bf16>(a.terms * a.rank);
+    const float* in = a.kv_a + row * width;
+    NormTerms(kernels_, in, a.norm_weight, a.eps, a.rank, a.terms, latent_terms);
     std::copy_n(in + a.rank, rope_dim, key);
     RopeInterleaved(key, a.rope.cos + position * a.rope.half, a.rope.sin + position * a.rope.half, a.rope.half);
-    kernels_.to_bf16(key, out + a.rank, rope_dim);
+    SplitTerms(kernels_, key, rope_dim, a.terms, key_terms);
+    bf16* out = a.kv->rows(sequence->pages[position / kPageTokens], a.layer) + position % kPageTokens * a.terms * width;
+    for (int64_t term = 0; term < a.terms; ++term) {
+      std::copy_n(latent_terms + term * a.rank, a.rank, out + term * width);
+      std::copy_n(key_terms + term * rope_dim, rope_dim, out + term * width + a.rank);
+    }
   });
 }
 
@@ -172,17 +172,18 @@ void HostOps::MlaRopeQuery(Stream& stream, const MlaRopeQueryArgs& a) {
   pool_.ParallelFor(Parallel(count * a.heads * head_dim * 4), count, [&, rows = rows](int64_t task, int worker) {
     const auto& [sequence, row, position] = rows[task];
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
-    scratch.Reserve(Scratch::Bytes<float>(a.rope_dim));
-    float* rotated = scratch.Take<float>(a.rope_dim);
+    scratch.Reserve(Scratch::Bytes<float>(head_dim) + Scratch::Bytes<bf16>(a.terms * head_dim));
+    float* rotated = scratch.Take<float>(head_dim);
+    bf16* split = scratch.Take<bf16>(a.terms * head_dim);
     const float* cos = a.rope.cos + position * a.rope.half;
     const float* sin = a.rope.sin + position * a.rope.half;
     for (int64_t head = 0; head < a.heads; ++head) {
-      const float* in = a.q + (row * a.heads + head) * head_dim;
-      bf16* out = a.out + (row * a.heads + head) * head_dim;
-      kernels_.to_bf16(in, out, a.nope);
-      std::copy_n(in + a.nope, a.rope_dim, rotated);
-      RopeInterleaved(rotated, cos, sin, a.rope.half);
-      kernels_.to_bf16(rotated, out + a.nope, a.rope_dim);
+      std::copy_n(a.q + (row * a.heads + head) * head_dim, head_dim, rotated);
+      RopeInterleaved(rotated + a.nope, cos, sin, a.rope.half);
+      SplitTerms(kernels_, rotated, head_dim, a.terms, split);
+      for (int64_t term = 0; term < a.terms; ++term) {
+        std::copy_n(split + term * head_dim, head_dim, a.out + ((row * a.terms + term) * a.heads + head) * head_dim);
+      }
     }
   });
 }
@@ -190,32 +191,21 @@ void HostOps::MlaRopeQuery(Stream& stream, const MlaRopeQueryArgs& a) {
 void HostOps::Gate(Stream& stream, const GateArgs& a) {
   if (!AsHost(stream).alive() || a.m == 0) return;
   const int64_t experts = a.params.num_experts;
-  // Rows 2m and 2m + 1 hold token m as a sum of two BF16 numbers, x = high + low to 16 bits of mantissa: F32 accuracy from the BF16 kernel.
+  // Two terms whatever the device's number: the choice of experts hangs on more than 8 bits of mantissa.
+  constexpr int kTerms = 2;
   Scratch& scratch = AsHost(stream).scratch;
-  scratch.Reserve(Scratch::Bytes<bf16>(2 * a.m * a.hidden) + Scratch::Bytes<float>(2 * a.m * experts));
-  bf16* terms = scratch.Take<bf16>(2 * a.m * a.hidden);
-  float* products = scratch.Take<float>(2 * a.m * experts);
+  scratch.Reserve(Scratch::Bytes<bf16>(kTerms * a.m * a.hidden) + Scratch::Bytes<float>(a.m * experts));
+  bf16* terms = scratch.Take<bf16>(kTerms * a.m * a.hidden);
+  float* logits = scratch.Take<float>(a.m * experts);
 
   pool_.ParallelFor(Parallel(a.m * a.hidden * 4), a.m, [&](int64_t m, int) {
-    const float* x = a.x + m * a.hidden;
-    bf16* high = terms + 2 * m * a.hidden;
-    bf16* low = high + a.hidden;
-    const double mean = SumOfSquares(x, a.hidden) / static_cast<double>(a.hidden);
-    const float scale = static_cast<float>(1.0 / std::sqrt(mean + a.eps));
-    for (int64_t i = 0; i < a.hidden; ++i) {
-      const float value = x[i] * scale * a.norm_weight[i];
-      high[i] = hearth::ToBf16(value);
-      low[i] = hearth::ToBf16(value - ToFloat(high[i]));
-    }
+    NormTerms(kernels_, a.x + m * a.hidden, a.norm_weight, a.eps, a.hidden, kTerms, terms + kTerms * m * a.hidden);
   });
-  Product({.w = a.w, .x = terms, .ldx = a.hidden, .m = 2 * a.m, .y = products, .ldy = experts});
+  Product({.w = a.w, .terms = kTerms, .x = terms, .ldx = a.hidden, .m = a.m, .y = logits, .ldy = experts});
   pool_.ParallelFor(Parallel(a.m * experts * 32), a.m, [&](int64_t m, int worker) {
     Scratch& select = worker_scratch_[static_cast<size_t>(worker)];
     select.Reserve(Scratch::Bytes<float>(2 * experts + a.params.num_groups));
-    float* logits = products + 2 * m * experts;
-    const float* low = logits + experts;
-    for (int64_t e = 0; e < experts; ++e) logits[e] += low[e];
-    GateSelect(a.params, logits, a.bias, a.ids + m * a.params.top_k, a.weights + m * a.params.top_k,
+    GateSelect(a.params, logits + m * experts, a.bias, a.ids + m * a.params.top_k, a.weights + m * a.params.top_k,
                select.Take<float>(2 * experts + a.params.num_groups));
   });
 }

@@ -1,0 +1,202 @@
+// The same bits whatever the chunks, the batch-mates and the threads (DESIGN section 7), on every instruction-set path, with one and two shards:
+// fable-moe, and a synthetic model whose experts cut into unequal shards (384 rows: 128 and 256, or the other way round).
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <cstring>
+#include <filesystem>
+
+#include "common/formats/synth.h"
+#include "tests/model_harness.h"
+
+namespace hearth {
+namespace {
+
+constexpr char kSynthConfig[] = R"({
+  "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 320,
+  "moe_intermediate_size": 384, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "n_shared_experts": 1,
+  "n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1, "moe_layer_freq": 1, "n_group": 2, "topk_group": 1,
+  "norm_topk_prob": true, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "q_lora_rank": 96,
+  "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "max_position_embeddings": 1024,
+  "rms_norm_eps": 1e-6, "rope_theta": 10000, "rope_scaling": null, "hidden_act": "silu", "attention_bias": false,
+  "tie_word_embeddings": false, "bos_token_id": 0, "eos_token_id": 1, "torch_dtype": "bfloat16",
+  "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
+})";
+
+std::string SynthDir() {
+  static const std::string dir = [] {
+    const std::string made = ::testing::TempDir() + "/hearth_determinism_synth";
+    std::filesystem::remove_all(made);
+    SynthOptions options;
+    options.out_dir = made;
+    const absl::Status status = WriteSynthCheckpoint(kSynthConfig, options);
+    EXPECT_TRUE(status.ok()) << status;
+    return made;
+  }();
+  return dir;
+}
+
+struct Case {
+  const char* model;
+  Isa isa;
+  int shards;
+  int terms;
+};
+
+class Determinism : public ::testing::TestWithParam<Case> {
+ protected:
+  // parallel_work_min = 0: even this small a model goes through all threads.
+  std::unique_ptr<ModelHarness> Make(int threads) {
+    const std::string dir = std::string(GetParam().model) == "synth" ? SynthDir() : SourceDir() + "/deploy/models/fable-moe";
+    auto made = ModelHarness::Make(dir, {.device = {.isa = GetParam().isa, .num_threads = threads, .num_pools = GetParam().shards, .activation_terms = GetParam().terms, .parallel_work_min = 0},
+                                         .num_shards = GetParam().shards});
+    EXPECT_TRUE(made.ok()) << made.status();
+    return made.ok() ? *std::move(made) : nullptr;
+  }
+
+  static std::vector<int32_t> Ids(int64_t n, uint32_t seed, int64_t vocab) {
+    std::vector<int32_t> ids;
+    for (int64_t i = 0; i < n; ++i) {
+      seed = seed * 1664525u + 1013904223u;
+      ids.push_back(static_cast<int32_t>((seed >> 8) % static_cast<uint32_t>(vocab)));
+    }
+    return ids;
+  }
+
+  static std::vector<uint8_t> PageBytes(ModelHarness& harness) {
+    const uint8_t* pages = harness.kv().pages();
+    return std::vector<uint8_t>(pages, pages + harness.kv().geometry().num_pages * harness.kv().geometry().page_bytes());
+  }
+};
+
+// Bits, not values: -0 and 0 differ, NaN would equal itself.
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+// A run that computed nothing would be deterministic too.
+bool IsAlive(const std::vector<float>& logits, int64_t vocab) {
+  return logits.size() >= 2 * static_cast<size_t>(vocab) && std::memcmp(logits.data(), logits.data() + vocab, static_cast<size_t>(vocab) * 4) != 0 &&
+         std::abs(logits[0]) + std::abs(logits[1]) > 1e-6f;
+}
+
+TEST_P(Determinism, APromptInChunksOfSevenIsThePromptWhole) {
+  auto harness = Make(2);
+  ASSERT_NE(harness, nullptr);
+  const std::vector<int32_t> ids = Ids(100, 1, harness->vocab());
+  std::vector<float> first;
+  std::vector<uint8_t> first_pages;
+  for (const Form form : {Form::kPrefill, Form::kDecode}) {
+    for (const int64_t chunk : {100, 7}) {
+      harness->Reset();
+      TestStream stream = harness->NewStream(100);
+      auto logits = harness->Feed(form, stream, ids, chunk, true);
+      ASSERT_TRUE(logits.ok()) << logits.status();
+      if (chunk == 100) {
+        first = *std::move(logits);
+        first_pages = PageBytes(*harness);
+        EXPECT_TRUE(IsAlive(first, harness->vocab()));
+      } else {
+        EXPECT_TRUE(SameBits(first, *logits));
+        EXPECT_TRUE(first_pages == PageBytes(*harness));
+      }
+    }
+  }
+}
+
+TEST_P(Determinism, SixStreamsTogetherAreSixStreamsAlone) {
+  auto harness = Make(2);
+  ASSERT_NE(harness, nullptr);
+  constexpr int kStreams = 6;
+  constexpr int kSteps = 5;
+  const int64_t lengths[kStreams] = {1, 3, 63, 64, 65, 90};
+  auto prompt = [&](int i) { return Ids(lengths[i], 10 + static_cast<uint32_t>(i), harness->vocab()); };
+  auto steps = [&](int i) { return Ids(kSteps, 20 + static_cast<uint32_t>(i), harness->vocab()); };
+
+  std::vector<std::vector<float>> alone(kStreams);
+  for (int i = 0; i < kStreams; ++i) {
+    harness->Reset();
+    TestStream stream = harness->NewStream(lengths[i] + kSteps);
+    ASSERT_TRUE(harness->Feed(Form::kPrefill, stream, prompt(i), 128, false).ok());
+    auto logits = harness->Feed(Form::kDecode, stream, steps(i), 1, true);
+    ASSERT_TRUE(logits.ok()) << logits.status();
+    alone[static_cast<size_t>(i)] = *std::move(logits);
+    EXPECT_TRUE(IsAlive(alone[static_cast<size_t>(i)], harness->vocab()));
+  }
+
+  harness->Reset();
+  std::vector<TestStream> streams;
+  for (int i = 0; i < kStreams; ++i) streams.push_back(harness->NewStream(lengths[i] + kSteps));
+  for (int i = 0; i < kStreams; ++i) {
+    ASSERT_TRUE(harness->Feed(Form::kPrefill, streams[static_cast<size_t>(i)], prompt(i), 128, false).ok());
+  }
+  const size_t vocab = static_cast<size_t>(harness->vocab());
+  for (int step = 0; step < kSteps; ++step) {
+    std::vector<ModelHarness::Part> parts;
+    for (int i = 0; i < kStreams; ++i) parts.push_back({&streams[static_cast<size_t>(i)], {steps(i)[static_cast<size_t>(step)]}});
+    auto logits = harness->Step(Form::kDecode, parts, false);
+    ASSERT_TRUE(logits.ok()) << logits.status();
+    for (size_t i = 0; i < kStreams; ++i) {
+      EXPECT_EQ(std::memcmp(logits->data() + i * vocab, alone[i].data() + static_cast<size_t>(step) * vocab, vocab * sizeof(float)), 0)
+          << "stream " << i << ", step " << step;
+    }
+  }
+}
+
+TEST_P(Determinism, OneTwoAndThreeThreadsAgree) {
+  std::vector<float> first;
+  std::vector<uint8_t> first_pages;
+  for (const int threads : {1, 2, 3}) {
+    auto harness = Make(threads);
+    ASSERT_NE(harness, nullptr);
+    const std::vector<int32_t> ids = Ids(80, 3, harness->vocab());
+    TestStream stream = harness->NewStream(90);
+    ASSERT_TRUE(harness->Feed(Form::kPrefill, stream, ids, 128, true).ok());
+    auto logits = harness->Feed(Form::kDecode, stream, Ids(10, 4, harness->vocab()), 5, true);
+    ASSERT_TRUE(logits.ok()) << logits.status();
+    if (threads == 1) {
+      first = *std::move(logits);
+      first_pages = PageBytes(*harness);
+    } else {
+      EXPECT_TRUE(SameBits(first, *logits)) << threads << " threads";
+      EXPECT_TRUE(first_pages == PageBytes(*harness)) << threads << " threads";
+    }
+  }
+}
+
+// A position already valid is queried and never rewritten, and the answer is the one that computing it would have given.
+TEST_P(Determinism, QueryingValidPositionsLeavesThePages) {
+  auto harness = Make(2);
+  ASSERT_NE(harness, nullptr);
+  const std::vector<int32_t> ids = Ids(70, 5, harness->vocab());
+  TestStream stream = harness->NewStream(70);
+  auto computed = harness->Feed(Form::kPrefill, stream, ids, 128, true);
+  ASSERT_TRUE(computed.ok()) << computed.status();
+  const std::vector<uint8_t> pages = PageBytes(*harness);
+  stream.length = 60;
+  stream.valid = 70;
+  auto queried = harness->Step(Form::kPrefill, {{&stream, {ids.begin() + 60, ids.end()}}}, true);
+  ASSERT_TRUE(queried.ok()) << queried.status();
+  EXPECT_TRUE(SameBits(std::vector<float>(computed->begin() + 60 * harness->vocab(), computed->end()), *queried));
+  EXPECT_TRUE(pages == PageBytes(*harness));
+}
+
+std::vector<Case> Cases() {
+  std::vector<Case> cases;
+  for (const char* model : {"fable", "synth"}) {
+    for (const Isa isa : SupportedIsas()) {
+      for (const int shards : {1, 2}) {
+        cases.push_back({model, isa, shards, 1});
+        if (isa != Isa::kScalar) cases.push_back({model, isa, shards, 2});  // slow, and the same code
+      }
+    }
+  }
+  return cases;
+}
+
+INSTANTIATE_TEST_SUITE_P(All, Determinism, ::testing::ValuesIn(Cases()), [](const auto& info) {
+  return std::string(info.param.model) + "_" + std::string(IsaName(info.param.isa)) + "_" + std::to_string(info.param.shards) + "shards" + (info.param.terms == 1 ? "" : "_2terms");
+});
+
+}  // namespace
+}  // namespace hearth
