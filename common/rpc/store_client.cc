@@ -119,7 +119,7 @@ class StoreClientImpl final : public StoreClient {
   absl::StatusOr<std::vector<PageRef>> Take(const Hash128& request) override {
     v1::StreamRef message;
     message.set_request_id(ToBytes(request));
-    return PagesCall(&v1::Store::Stub::Take, request, message);
+    return PagesCall(&v1::Store::Stub::Take, request, message, [&] { unsure_takes_.insert(request); });
   }
 
   absl::Status Seal(const Hash128& request, const std::vector<int32_t>& indexes) override {
@@ -156,13 +156,14 @@ class StoreClientImpl final : public StoreClient {
 
  private:
   template <typename Method, typename Message>
-  absl::StatusOr<std::vector<PageRef>> PagesCall(Method method, const Hash128& request, Message& message) {
+  absl::StatusOr<std::vector<PageRef>> PagesCall(Method method, const Hash128& request, Message& message, const std::function<void()>& unsure = {}) {
     v1::PagesResponse response;
-    RETURN_IF_ERROR(Call(method, &message, &response, true, [&] {
+    const auto remember = [&] {
       auto& pages = held_[request];
       for (const v1::PageRow& row : response.rows()) pages[row.index()] = row.page();
       if (pages.empty()) held_.erase(request);
-    }));
+    };
+    RETURN_IF_ERROR(Call(method, &message, &response, true, remember, unsure));
     std::vector<PageRef> pages;
     pages.reserve(static_cast<size_t>(response.rows_size()));
     for (const v1::PageRow& row : response.rows()) pages.push_back({row.index(), row.page(), row.sealed()});
@@ -170,9 +171,11 @@ class StoreClientImpl final : public StoreClient {
   }
 
   // Waits for the store while it has been away for less than the deadline; later calls of a longer absence fail at once, so that a
-  // worker's steps are not stretched. `remember` runs under the mutex, before the caller sees the answer.
+  // worker's steps are not stretched. `remember` runs under the mutex, before the caller sees the answer, `unsure` when there
+  // was none.
   template <typename Method, typename Message, typename Response, typename Remember>
-  absl::Status Call(Method method, Message* message, Response* response, bool changes, const Remember& remember) {
+  absl::Status Call(Method method, Message* message, Response* response, bool changes, const Remember& remember,
+                    const std::function<void()>& unsure = {}) {
     std::shared_ptr<AttachStream> stream;
     grpc::ClientContext context;
     const Clock::time_point deadline = Clock::now() + kCallDeadline;
@@ -192,9 +195,12 @@ class StoreClientImpl final : public StoreClient {
     calls_.erase(&context);
     if (status.ok()) {
       remember();
-    } else if (changes && IsAmbiguous(status) && stream == stream_) {
-      settle_ = true;
-      stream_->Wake();
+    } else if (changes && IsAmbiguous(status)) {
+      if (unsure) unsure();
+      if (stream == stream_) {
+        settle_ = true;
+        stream_->Wake();
+      }
     }
     changed_.notify_all();
     if (status.ok()) return absl::OkStatus();
@@ -241,6 +247,10 @@ class StoreClientImpl final : public StoreClient {
       stream.set_request_id(ToBytes(id));
       for (const auto& [index, page] : pages) stream.add_pages(page);
     }
+    // Named without a page: its Take had no answer, and the stream must not be lost for whoever goes on with it.
+    for (const Hash128& id : unsure_takes_) {
+      if (!held_.contains(id)) hello.add_holds()->set_request_id(ToBytes(id));
+    }
     return request;
   }
 
@@ -273,6 +283,8 @@ class StoreClientImpl final : public StoreClient {
     while (true) {
       const std::optional<v1::AttachEvent> event = stream.Next(next_beat);
       const Clock::time_point now = Clock::now();
+      // Woken far too late: it was this process that stood still, and the store may have answered all the while.
+      if (now > next_beat + kBeat) heard = now;
       if (event) {
         heard = now;
         RETURN_IF_ERROR(Handle(*event));
@@ -317,6 +329,7 @@ class StoreClientImpl final : public StoreClient {
       case v1::AttachEvent::kWelcome: {
         const v1::AttachEvent::Welcome& welcome = event.welcome();
         lease_id_ = welcome.lease_id();
+        unsure_takes_.clear();  // settled; calls of this connection begin after it
         view_.place = RegionPlace{welcome.shm_dir(), welcome.node()};
         view_.reuse_decoded_pages = welcome.reuse_decoded_pages();
         if (welcome.has_loading()) SetLoading(welcome.loading());
@@ -379,6 +392,7 @@ class StoreClientImpl final : public StoreClient {
   Hash128 generation_;
   StoreView view_;
   std::map<Hash128, std::map<int32_t, int32_t>, RequestLess> held_;  // request -> index -> page
+  std::set<Hash128, RequestLess> unsure_takes_;
   std::set<grpc::ClientContext*> calls_;
   std::shared_ptr<AttachStream> stream_;
   std::thread thread_;

@@ -1,7 +1,8 @@
 // A process's standing connection to the weight store: one Attach stream with a beat, re-attached for ever with back-off, and the page calls.
 // Room: common/rpc. May touch: proto, common/{shm,base}. Threads: any; callbacks come on a thread of the client's own.
 // If the store dies: the worker keeps its mappings and spare pages; calls give Unavailable; the client re-attaches with its lease, its
-// generation and all that it holds. If the store refuses (generation gone): `on_lost` - drain and exit.
+// generation and all that it holds. It remembers that by itself, in the step in which a caller gets the answer: a call whose answer got lost
+// leaves nothing behind, and a Free counts from the moment it is asked for. If the store refuses (generation gone): `on_lost` - drain and exit.
 #pragma once
 
 #include <functional>
@@ -19,18 +20,13 @@ namespace hearth {
 
 enum class ClientKind { kPrefill = 1, kDecode = 2, kRouter = 3 };
 
-struct Holding {
-  Hash128 request;
-  std::vector<int32_t> pages;
-};
-
 struct StoreClientOptions {
   std::string socket_path;
   ClientKind kind = ClientKind::kDecode;
   std::string name;        // "decode.0"
   uint64_t numerics = 0;   // see AttachRequest.Hello
-  std::function<std::vector<Holding>()> holdings;           // asked at each re-attach; may be empty
-  std::function<void(const Hash128& generation)> on_switch;  // a newer generation is READY
+  // A newer generation is READY; zero: the present one must go before the next one fits. May be said again after a re-attach.
+  std::function<void(const Hash128& generation)> on_switch;
   std::function<void(const absl::Status& why)> on_lost;      // the store says that our generation or lease is gone
 };
 

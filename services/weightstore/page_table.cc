@@ -77,13 +77,21 @@ absl::Status PageTable::Reattach(uint64_t id, const ProcessId& process, const st
     return absl::PermissionDeniedError(absl::StrCat("lease ", id, " is process ", lease->pid, "'s, this is process ", process.pid));
   }
   absl::flat_hash_set<std::pair<Hash128, int32_t>> named;
+  absl::flat_hash_set<Hash128> unsure;
   for (const Stream& stream : holds) {
+    if (stream.pages.empty()) unsure.insert(stream.request);
     for (const int32_t page : stream.pages) named.emplace(stream.request, page);
   }
   // What it has offered (the answer may have got lost) stays offered, named or not.
   for (int32_t row = 0; row < table_->num_rows(); ++row) {
     RowEntry& r = rows_[row];
-    if (StateOf<RowState>(r.state) == RowState::kHeld && r.lease_id == id && !named.contains({r.request, r.page})) FreeRow(row);
+    if (StateOf<RowState>(r.state) != RowState::kHeld || r.lease_id != id || named.contains({r.request, r.page})) continue;
+    if (unsure.contains(r.request)) {
+      Put(r.state, RowState::kOffered);
+      offered_at_[r.request] = options_.now_ns();
+    } else {
+      FreeRow(row);
+    }
   }
   return absl::OkStatus();
 }

@@ -22,6 +22,7 @@
 #include "absl/container/flat_hash_set.h"
 #include "common/base/hash.h"
 #include "common/base/process.h"
+#include "common/base/publish_point.h"
 #include "common/base/status.h"
 #include "common/shm/kv_pool.h"
 #include "common/shm/store_table.h"
@@ -72,7 +73,8 @@ class PageTable {
   absl::Status MakeLease(uint64_t id, const LeaseSpec& spec);
   // Its holder has exited, or has said goodbye: the rows are orphans from now on. OK for a lease that has ended already.
   void EndLease(uint64_t id);
-  // The holder is back and names all that it holds: rows of the lease that are HELD and not named are freed. NotFound, PermissionDenied (another process).
+  // The holder is back and names all that it holds: rows of the lease that are HELD and not named are freed;
+  // those of a stream named without pages (its Take had no answer) are OFFERED again. NotFound, PermissionDenied (another process).
   absl::Status Reattach(uint64_t id, const ProcessId& process, const std::vector<Stream>& holds);
 
   absl::StatusOr<std::vector<Row>> Match(uint64_t lease, const Hash128& request, const std::vector<int32_t>& token_ids);
@@ -104,11 +106,15 @@ class PageTable {
   template <typename T, typename V>
   void Put(std::atomic<T>& field, V value) {
     field.store(static_cast<T>(value), std::memory_order_release);
-    if (options_.after_store) options_.after_store();
+    Stored();
   }
   template <typename T>
   void Put(T& field, const T& value) {
     field = value;
+    Stored();
+  }
+  void Stored() {
+    PublishPoint("table_store");
     if (options_.after_store) options_.after_store();
   }
 

@@ -512,6 +512,19 @@ TEST(PageTable, ReattachFreesWhatIsHeldAndNotNamed) {
   EXPECT_TRUE(rows.contains({kR3.low, 0}));  // offered: another's to take
 }
 
+TEST(PageTable, ATakeWithoutAnswerIsUndoneAtReattach) {
+  World world(8);
+  world.Start();
+  world.Lease(kA);
+  world.Lease(kB);
+  const auto rows = *world->Alloc(kA, kR1, 0, 2);
+  ASSERT_TRUE(world->Offer(kA, kR1).ok());
+  uint64_t holder = 0;
+  ASSERT_TRUE(world->Take(kB, kR1, &holder).ok());
+  ASSERT_TRUE(world->Reattach(kB, {static_cast<int32_t>(kB), 1}, {{kR1, {}}}).ok());
+  EXPECT_EQ(*world->Take(kA, kR1, &holder), rows);
+}
+
 TEST(PageTable, LeasesOfTheDeadAreSeenAtAdoption) {
   World world(4);
   world.Start();

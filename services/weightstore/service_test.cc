@@ -17,6 +17,7 @@
 #include <sstream>
 #include <thread>
 
+#include "common/base/logging.h"
 #include "common/base/process.h"
 #include "common/base/time.h"
 #include "common/rpc/rpc.h"
@@ -43,7 +44,7 @@ std::string EnvOr(const char* name, const std::string& otherwise) {
 }
 std::string BinDir() { return EnvOr("HEARTH_BIN_DIR", fs::read_symlink("/proc/self/exe").parent_path().parent_path().string() + "/bin"); }
 std::string ModelDir() {
-  const std::string source = EnvOr("HEARTH_SOURCE_DIR", ".");
+  const std::string source = fs::absolute(EnvOr("HEARTH_SOURCE_DIR", "."));
   const std::string own = source + "/deploy/models/fable-moe";
   return fs::exists(own + "/config.json") ? own : EnvOr("HEARTH_SHARED_DIR", source + "/../shared") + "/models/fable-moe";
 }
@@ -93,7 +94,26 @@ class Process {
     fclose(out_);
   }
   pid_t pid() const { return pid_; }
-  void Signal(int signal) const { kill(pid_, signal); }
+  // A stop has taken hold when this returns: a thread that still ran could answer one more call.
+  void Signal(int signal) const {
+    kill(pid_, signal);
+    if (signal != SIGSTOP) return;
+    EXPECT_TRUE(WaitUntilStopped()) << "process " << pid_;
+  }
+  bool WaitUntilStopped() const {
+    for (int i = 0; i < 500; ++i) {
+      bool all = true;
+      for (const auto& task : std::filesystem::directory_iterator(absl::StrCat("/proc/", pid_, "/task"))) {
+        std::stringstream text;
+        text << std::ifstream(task.path() / "stat").rdbuf();
+        const std::string stat = text.str();
+        all = all && stat.substr(stat.rfind(')')).rfind(") T", 0) == 0;
+      }
+      if (all) return true;
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    }
+    return false;
+  }
   // The exit code, 1000 + signal, or -1 when it still runs after `seconds`.
   int Wait(double seconds) {
     int status = 0;
@@ -316,6 +336,52 @@ TEST_F(StoreTest, KilledStoreIsAdoptedInLessThanASecondAndRowsStay) {
   EXPECT_EQ(losses_, 0);
   EXPECT_TRUE(fs::exists(shm_ + "/hearth.other.segment0.00000000000000000000000000000001"));
   EXPECT_TRUE(fs::exists(shm_ + "/unrelated"));
+}
+
+// The process itself is killed just after the n-th store into its table, at every kind of call; the client repeats what had no answer.
+TEST_F(StoreTest, KilledAfterAnyStoreIntoItsTableItGoesOn) {
+  StartStore();
+  auto client = Attach("decode.0");
+  auto router = Attach("router", ClientKind::kRouter);
+  const auto again = [&](const std::function<absl::Status()>& call) {
+    absl::Status status;
+    Eventually(5, [&] { return !absl::IsUnavailable(status = call()); });
+    return status;
+  };
+  int kills = 0;
+  for (int stores = 2; stores <= 62; stores += 6) {
+    SCOPED_TRACE(stores);
+    store_->Signal(SIGKILL);
+    store_->Wait(5);
+    setenv("HEARTH_PUBLISH_POINT", absl::StrCat("table_store:", stores, ":kill").c_str(), 1);
+    store_ = Launch();
+    unsetenv("HEARTH_PUBLISH_POINT");
+    std::atomic<bool> done{false};
+    std::thread manager([&] {  // what systemd does
+      while (!done) {
+        if (store_->Wait(0) != -1) {
+          ++kills;
+          store_ = Launch();
+        }
+        std::this_thread::sleep_for(milliseconds(10));
+      }
+    });
+    EXPECT_TRUE(again([&] { return client->Alloc(kR1, 0, 3).status(); }).ok());
+    EXPECT_TRUE(again([&] { return client->Free(kR1, 2); }).ok());
+    EXPECT_TRUE(again([&] { return client->Offer(kR1); }).ok());
+    EXPECT_TRUE(again([&] { return client->Take(kR1).status(); }).ok());
+    EXPECT_TRUE(again([&] { return client->Offer(kR1); }).ok());
+    EXPECT_TRUE(again([&] { return router->Free(kR1, 0); }).ok());
+    done = true;
+    manager.join();
+    EXPECT_TRUE(Eventually(3, [&] {
+      const v1::StoreStatus status = Status();
+      return status.pool().rows() == 0 && status.pool().pages_free() == 32;
+    })) << Status().pool().DebugString();
+    EXPECT_EQ(losses_, 0);
+    if (HasFailure()) return;
+  }
+  EXPECT_GT(kills, 5);
 }
 
 TEST_F(StoreTest, WorkersThatDiedWithTheStoreAreOrphansAtAdoption) {
@@ -588,6 +654,8 @@ int RunClient(const std::string& socket, const std::string& name) {
 
 int main(int argc, char** argv) {
   signal(SIGPIPE, SIG_IGN);
+  // Logs go to standard error: the client's standard output is its answers.
+  if (!hearth::InitLogging("service_test", "info").ok()) return 1;
   if (argc == 4 && std::string(argv[1]) == "--client") return hearth::RunClient(argv[2], argv[3]);
   testing::InitGoogleMock(&argc, argv);
   return RUN_ALL_TESTS();
