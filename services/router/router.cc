@@ -32,9 +32,16 @@ class Latch {
     done_ = true;
     changed_.notify_all();
   }
+  void Wait() {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [&] { return done_; });
+  }
   bool WaitFor(absl::Duration limit) {
     std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, absl::ToChronoMilliseconds(limit), [&] { return done_; });
+    const auto done = [&] { return done_; };
+    if (limit != absl::InfiniteDuration()) return changed_.wait_for(lock, absl::ToChronoMilliseconds(limit), done);
+    changed_.wait(lock, done);  // an infinite wait_for would overflow the clock and return at once
+    return true;
   }
 
  private:
@@ -182,7 +189,7 @@ void Router::RunOnLoop(std::function<void()> work) {
     work();
     latch.Done();
   });
-  latch.WaitFor(absl::InfiniteDuration());
+  latch.Wait();
 }
 
 bool Router::Responds(absl::Duration limit) {
