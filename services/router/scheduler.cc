@@ -224,8 +224,8 @@ void Scheduler::Dispatch() {
   // Without any prefill worker that answers, decode prefills long prompts too: slower, but nobody waits for a process that may not come.
   if (!prefill_queue_.empty() && !AnyReady(WorkerLink::Kind::kPrefill) && AnyReady(WorkerLink::Kind::kDecode)) {
     while (!prefill_queue_.empty()) {
-      TrackPtr track = prefill_queue_.Pop();
-      decode_queue_.PushBack(track->owner->key_index, std::move(track));
+      const TrackPtr track = prefill_queue_.Pop();
+      decode_queue_.PushBack(track->owner->key_index, track);
     }
   }
   while (WorkerLink* link = FreeLink(WorkerLink::Kind::kDecode)) {

@@ -20,6 +20,7 @@ class Server final : public HttpServer {
   Server(EventLoop* loop, HttpServerOptions options, HttpHandler handler)
       : loop_(loop), options_(std::make_shared<const HttpServerOptions>(std::move(options))), handler_(std::make_shared<HttpHandler>(std::move(handler))) {}
   ~Server() override {
+    *alive_ = false;
     for (auto& acceptor : acceptors_) {
       boost::system::error_code ignored;
       acceptor->close(ignored);
@@ -75,8 +76,9 @@ class Server final : public HttpServer {
   }
 
   void Accept(size_t index) {
-    acceptors_[index]->async_accept([this, index](const boost::system::error_code& error, tcp::socket socket) {
-      if (error == boost::asio::error::operation_aborted) return;
+    acceptors_[index]->async_accept([this, index, alive = alive_](const boost::system::error_code& error, tcp::socket socket) {
+      // One that was accepted just before the end still comes here after it.
+      if (!*alive || error == boost::asio::error::operation_aborted) return;
       if (error) {
         // Out of file descriptors or memory: give back some time instead of spinning.
         if (const auto permit = LogAllowed("accept", 5)) spdlog::warn("a connection could not be accepted: {}", error.message());
@@ -103,6 +105,7 @@ class Server final : public HttpServer {
   std::vector<std::weak_ptr<HttpSession>> sessions_;
   size_t prune_at_ = 64;
   std::shared_ptr<void> retry_;
+  std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   bool draining_ = false;
 };
 

@@ -145,8 +145,8 @@ absl::StatusOr<std::vector<int32_t>> ReadTokenIds(const Json& array, std::string
   ids.reserve(array.size());
   for (const Json& item : array) {
     if (!item.is_number_integer()) return WrongType(name, "a list of token ids", item);
-    const bool fits = item.is_number_unsigned() && item.get<uint64_t>() < static_cast<uint64_t>(vocab_size);
-    if (!fits) {
+    const bool huge = item.is_number_unsigned() && item.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX);
+    if (huge || item.get<int64_t>() < 0 || item.get<int64_t>() >= vocab_size) {
       return OutOfRange(name, absl::StrFormat("holds the token id %s at place %d: this model's ids are 0 to %d", item.dump(), ids.size(), vocab_size - 1));
     }
     ids.push_back(item.get<int32_t>());

@@ -1,0 +1,345 @@
+// The scheduler against workers that come, go, hang and refuse; health; drain; the gRPC door. Room: services/router.
+#include <gmock/gmock.h>
+#include <grpcpp/grpcpp.h>
+#include <gtest/gtest.h>
+
+#include <thread>
+
+#include "absl/strings/str_cat.h"
+#include "common/rpc/rpc.h"
+#include "hearth/v1/inference.grpc.pb.h"
+#include "hearth/v1/node.grpc.pb.h"
+#include "services/router/testing/fakes.h"
+
+namespace hearth::router::testing {
+namespace {
+
+using Json = nlohmann::ordered_json;
+using ::testing::HasSubstr;
+
+Json PromptBody(Json extra = Json::object()) {
+  Json body = {{"prompt", "hi"}, {"temperature", 0}};
+  for (const auto& [name, value] : extra.items()) body[name] = value;
+  return body;
+}
+std::vector<int32_t> LongPrompt(int tokens) { return std::vector<int32_t>(static_cast<size_t>(tokens), 60); }
+
+TEST(SchedulerTest, PathFollowsTheUncachedLength) {
+  TestNode node([](NodeConfig* config) { config->chunked_prefill_max_tokens = 200; });
+  EXPECT_EQ(node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(201)}})).status, 200);
+  EXPECT_EQ(node.prefill->calls().size(), 0U);
+  const Json answer = node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(500)}})).json();
+  ASSERT_EQ(node.prefill->calls().size(), 1U);
+  EXPECT_EQ(answer["choices"][0]["text"], "Once upon a time");
+  const v1::Stream prefilled = node.prefill->calls()[0], decoded = node.decode->calls().back();
+  EXPECT_EQ(prefilled.request_id(), decoded.request_id());
+  EXPECT_EQ(prefilled.prefill_until(), 499);
+  EXPECT_EQ(prefilled.epoch() + 1, decoded.epoch());
+  EXPECT_EQ(decoded.generation(), "gen");
+  node.store.peek = 448;  // the pages have most of it
+  EXPECT_EQ(node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(500)}})).status, 200);
+  EXPECT_EQ(node.prefill->calls().size(), 1U);
+  EXPECT_EQ(node.Post("/v1/completions", PromptBody({{"prompt", {5}}})).status, 200);  // one token: decode
+  EXPECT_EQ(node.prefill->calls().size(), 1U);
+}
+
+TEST(SchedulerTest, LostDecodeWorkerIsAPauseWithoutRepeatedTokens) {
+  TestNode node;
+  node.decode->stale_events = true;  // what an old worker might still say is dropped
+  for (const bool kill : {false, true}) {
+    if (kill) {
+      node.decode->hold_at = 3;
+    } else {
+      node.decode->fail_at = 2;
+    }
+    const size_t calls_before = node.decode->calls().size();
+    TestClient client(node.address());
+    client.Post("/v1/completions", PromptBody({{"stream", true}, {"return_token_ids", true}, {"seed", 9}}).dump());
+    if (kill) {
+      ASSERT_TRUE(node.decode->WaitRunning(1, absl::Seconds(2)));
+      absl::SleepFor(absl::Milliseconds(50));
+      node.decode->Kill();
+      node.decode->Release();
+      absl::SleepFor(absl::Milliseconds(100));
+      node.decode->Start();
+    }
+    const auto answer = client.Read();
+    EXPECT_TRUE(answer.done()) << answer.body;
+    EXPECT_EQ(answer.text(), "Once upon a time");
+    std::vector<int32_t> ids;
+    for (const auto& event : answer.events()) {
+      for (const auto& id : event["choices"][0]["token_ids"]) ids.push_back(id);
+    }
+    std::vector<int32_t> expected = Ids("Once upon a time");
+    expected.push_back(1);
+    EXPECT_EQ(ids, expected);
+    const auto calls = node.decode->calls();
+    ASSERT_GE(calls.size(), calls_before + 2);
+    const v1::Stream& first = calls[calls_before];
+    const v1::Stream& last = calls.back();
+    EXPECT_EQ(first.request_id(), last.request_id());
+    EXPECT_EQ(first.seed(), last.seed());
+    EXPECT_EQ(last.output_ids_size(), kill ? 3 : 2);
+    EXPECT_GT(last.epoch(), first.epoch());
+    EXPECT_EQ(last.generation(), "gen");
+  }
+  EXPECT_GE(node.Metric("hearth_resumes_total"), 2);
+}
+
+TEST(SchedulerTest, PreemptedRefusedAndLostPrefillGoOn) {
+  TestNode node([](NodeConfig* config) { config->chunked_prefill_max_tokens = 200; });
+  node.decode->preempt_at = 2;
+  node.decode->refuse = 2;
+  EXPECT_EQ(node.Post("/v1/completions", PromptBody()).json()["choices"][0]["text"], "Once upon a time");
+  node.prefill->fail_at = 0;
+  EXPECT_EQ(node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(500)}})).json()["choices"][0]["text"], "Once upon a time");
+  // No prefill worker at all: decode takes long prompts too.
+  node.prefill->Kill();
+  EXPECT_EQ(node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(500)}})).status, 200);
+}
+
+TEST(SchedulerTest, AStreamThatLosesEveryWorkerIsGivenUpAndItsPagesFreed) {
+  TestNode node;
+  std::atomic<bool> stop{false};
+  std::thread killer([&] {
+    while (!stop) {
+      node.decode->fail_at = 0;
+      absl::SleepFor(absl::Milliseconds(1));
+    }
+  });
+  const auto answer = node.Post("/v1/completions", PromptBody());
+  stop = true;
+  killer.join();
+  EXPECT_EQ(answer.status, 500);
+  EXPECT_THAT(answer.body, HasSubstr("in a row"));
+  EXPECT_LE(node.decode->calls().size(), 5U);
+  EXPECT_TRUE(WaitFor([&] { return !node.store.freed().empty(); }));
+  EXPECT_EQ(node.store.freed()[0], node.decode->calls()[0].request_id());
+}
+
+TEST(SchedulerTest, WithoutAWorkerAcceptedStreamsEndWithAnErrorEventInTime) {
+  TestNode node;
+  node.decode->hold_at = 1;
+  TestClient client(node.address());
+  client.Post("/v1/completions", PromptBody({{"stream", true}}).dump());
+  ASSERT_TRUE(node.decode->WaitRunning(1, absl::Seconds(2)));
+  node.decode->Kill();
+  const absl::Time start = absl::Now();
+  const auto answer = client.Read();
+  EXPECT_THAT(answer.body, HasSubstr("\"error\""));
+  EXPECT_THAT(answer.body, HasSubstr("no worker has taken this request"));
+  EXPECT_TRUE(answer.done());
+  EXPECT_GT(absl::Now() - start, absl::Seconds(1.5));
+  EXPECT_LT(absl::Now() - start, absl::Seconds(6));
+}
+
+TEST(SchedulerTest, FairBetweenKeysAndFifoWithin) {
+  const std::string path = ::testing::TempDir() + "/hearth_fair_keys";
+  {
+    std::FILE* file = std::fopen(path.c_str(), "w");
+    std::fputs("a\nb\n", file);
+    std::fclose(file);
+  }
+  TestNode node([&](NodeConfig* config) { config->api_key_file = path; });
+  node.decode->max_batch = 1;
+  absl::SleepFor(absl::Milliseconds(150));
+  node.decode->hold_at = 0;
+  std::vector<std::unique_ptr<TestClient>> clients;
+  const auto send = [&](const char* key, int marker) {
+    clients.push_back(std::make_unique<TestClient>(node.address()));
+    clients.back()->Post("/v1/completions", PromptBody({{"prompt", {marker, marker}}}).dump(), absl::StrCat("Content-Type: application/json\r\nAuthorization: Bearer ", key, "\r\n"));
+    const double queued = static_cast<double>(clients.size()) - 1;
+    EXPECT_TRUE(WaitFor([&] { return node.Metric("hearth_streams{state=\"queued\"}") == queued && node.decode->running() == 1; }));
+  };
+  for (const int marker : {10, 11, 12, 13}) send("a", marker);
+  send("b", 20);
+  node.decode->Release();
+  for (auto& client : clients) EXPECT_EQ(client->Read().status, 200);
+  std::vector<int> order;
+  for (const auto& call : node.decode->calls()) order.push_back(call.prompt_ids(0));
+  EXPECT_THAT(order, ::testing::ElementsAre(10, 20, 11, 12, 13));
+}
+
+TEST(HealthTest, FromLoadingToReadyToHungAndBack) {
+  TestNode node({}, [](TestNode* self) {
+    StoreView view;
+    view.attached = true;
+    view.phase = "loading";
+    view.load_fraction = 0.42;
+    view.load_eta_seconds = 12;
+    self->store.SetView(view);
+    self->decode->Start();
+    self->prefill->Start();
+  });
+  const auto loading = node.Get("/health");
+  EXPECT_EQ(loading.status, 503);
+  EXPECT_EQ(loading.json()["status"], "loading");
+  EXPECT_EQ(loading.json()["progress_percent"], 42);
+  EXPECT_EQ(loading.json()["eta_seconds"], 12);
+  EXPECT_TRUE(loading.json()["error"]["message"].is_string());
+  EXPECT_EQ(node.Get("/livez").status, 200);
+  EXPECT_EQ(node.Get("/v1/models").status, 200);
+  const auto early = node.Post("/v1/completions", PromptBody());
+  EXPECT_EQ(early.status, 503);
+  EXPECT_TRUE(early.headers.count("retry-after"));
+
+  StoreView ready;
+  ready.attached = true;
+  ready.generation = Hash128{1, 2};
+  node.store.SetView(ready);
+  node.WaitReady();
+  EXPECT_EQ(node.Post("/v1/completions", PromptBody()).status, 200);
+
+  node.decode->status_hangs = true;  // as under SIGSTOP
+  ASSERT_TRUE(WaitFor([&] { return node.Get("/health").status == 503; }, absl::Seconds(2)));
+  EXPECT_THAT(node.Get("/health").body, HasSubstr("does not answer"));
+  node.decode->status_hangs = false;
+  ASSERT_TRUE(WaitFor([&] { return node.Get("/health").status == 200; }, absl::Seconds(2)));
+
+  StoreView away;
+  away.away_reason = "connection refused";
+  node.store.SetView(away);
+  ASSERT_TRUE(WaitFor([&] { return node.Get("/health").status == 503; }, absl::Seconds(2)));
+  EXPECT_THAT(node.Get("/health").body, HasSubstr("connection refused"));
+}
+
+TEST(DrainTest, NewRequestsAreRefusedAndRunningOnesEndOrAreToldSo) {
+  for (const bool finishes : {true, false}) {
+    TestNode node;
+    node.decode->hold_at = 1;
+    TestClient client(node.address()), idle(node.address());
+    client.Post("/v1/completions", PromptBody({{"stream", true}}).dump());
+    ASSERT_TRUE(node.decode->WaitRunning(1, absl::Seconds(2)));
+    std::thread drain([&] { node.router->Drain(); });
+    EXPECT_TRUE(idle.ClosedByServer(absl::Seconds(1)));
+    const auto refused = node.Post("/v1/completions", PromptBody());
+    EXPECT_EQ(refused.status, 503);
+    EXPECT_EQ(refused.headers.at("connection"), "close");
+    EXPECT_EQ(node.Get("/health").status, 503);
+    if (finishes) node.decode->Release();
+    const auto answer = client.Read();
+    EXPECT_TRUE(answer.done());
+    if (finishes) {
+      EXPECT_EQ(answer.text(), "Once upon a time");
+    } else {
+      EXPECT_THAT(answer.body, HasSubstr("drain time is over"));
+    }
+    drain.join();
+  }
+}
+
+class GrpcTest : public ::testing::Test {
+ protected:
+  GrpcTest() : stub_(v1::Inference::NewStub(grpc::CreateChannel(node_.router->grpc_addresses()[0], grpc::InsecureChannelCredentials()))) {}
+  TestNode node_;
+  std::unique_ptr<v1::Inference::Stub> stub_;
+};
+
+TEST_F(GrpcTest, GenerateAndChat) {
+  grpc::ClientContext context;
+  v1::GenerateRequest request;
+  request.set_text("hi");
+  request.mutable_options()->set_logprobs(true);
+  request.mutable_options()->set_top_logprobs(2);
+  request.mutable_options()->set_n(2);
+  request.set_request_id("mine");
+  auto reader = stub_->Generate(&context, request);
+  v1::GenerateEvent event;
+  std::map<int, std::string> text;
+  int finished = 0, usages = 0;
+  ASSERT_TRUE(reader->Read(&event));
+  EXPECT_EQ(event.accepted().request_id(), "mine");
+  while (reader->Read(&event)) {
+    if (event.has_delta()) {
+      text[event.choice()] += event.delta().text();
+      if (event.delta().token_ids_size() > 0) {
+        EXPECT_EQ(event.delta().top_logprobs(0).entries_size(), 2);
+      }
+    }
+    if (event.has_finished()) {
+      ++finished;
+      EXPECT_EQ(event.finished().reason(), "stop");
+      usages += event.finished().has_usage() ? 1 : 0;
+    }
+  }
+  EXPECT_TRUE(reader->Finish().ok());
+  EXPECT_EQ(text, (std::map<int, std::string>{{0, "Once upon a time"}, {1, "Once upon a time"}}));
+  EXPECT_EQ(finished, 2);
+  EXPECT_EQ(usages, 1);
+
+  grpc::ClientContext chat_context;
+  v1::ChatRequest chat;
+  auto* message = chat.add_messages();
+  message->set_role("user");
+  message->set_content("hi");
+  auto chat_reader = stub_->Chat(&chat_context, chat);
+  std::string answer;
+  while (chat_reader->Read(&event)) answer += event.delta().text();
+  EXPECT_TRUE(chat_reader->Finish().ok());
+  EXPECT_EQ(answer, "Once upon a time");
+  EXPECT_EQ(node_.decode->calls().back().prompt_ids(0), 0);
+}
+
+TEST_F(GrpcTest, ErrorsCancelAndDeadline) {
+  {
+    grpc::ClientContext context;
+    v1::GenerateRequest request;
+    request.set_text("hi");
+    request.mutable_options()->mutable_sampling()->set_temperature(-1);
+    auto reader = stub_->Generate(&context, request);
+    v1::GenerateEvent event;
+    EXPECT_FALSE(reader->Read(&event));
+    EXPECT_EQ(reader->Finish().error_code(), grpc::StatusCode::INVALID_ARGUMENT);
+  }
+  node_.decode->hold_at = 1;
+  for (const std::string how : {"cancel", "deadline", "id"}) {
+    grpc::ClientContext context;
+    if (how == "deadline") context.set_deadline(std::chrono::system_clock::now() + std::chrono::milliseconds(200));
+    v1::GenerateRequest request;
+    request.set_text("hi");
+    request.set_request_id(how);
+    auto reader = stub_->Generate(&context, request);
+    v1::GenerateEvent event;
+    ASSERT_TRUE(reader->Read(&event));
+    ASSERT_TRUE(node_.decode->WaitRunning(1, absl::Seconds(2)));
+    if (how == "cancel") context.TryCancel();
+    if (how == "id") {
+      grpc::ClientContext other;
+      v1::CancelRequest cancel;
+      cancel.set_request_id(how);
+      v1::CancelResponse response;
+      ASSERT_TRUE(stub_->Cancel(&other, cancel, &response).ok());
+      EXPECT_TRUE(response.was_running());
+    }
+    EXPECT_TRUE(node_.decode->WaitRunning(0, absl::Seconds(1))) << how;
+    std::string reason;
+    while (reader->Read(&event)) reason = event.finished().reason();
+    EXPECT_EQ(reader->Finish().ok(), how == "id");
+    if (how == "id") {
+      EXPECT_EQ(reason, "cancelled");
+    }
+  }
+  grpc::ClientContext context;
+  v1::CancelRequest cancel;
+  cancel.set_request_id("never");
+  v1::CancelResponse response;
+  EXPECT_EQ(stub_->Cancel(&context, cancel, &response).error_code(), grpc::StatusCode::NOT_FOUND);
+}
+
+TEST_F(GrpcTest, StatusTellsWhatRan) {
+  EXPECT_EQ(node_.Post("/v1/completions", PromptBody()).status, 200);
+  auto stub = v1::Router::NewStub(UnixChannel(node_.config.RouterAdminSocket()));
+  grpc::ClientContext context;
+  v1::RouterStatus status;
+  ASSERT_TRUE(stub->Status(&context, {}, &status).ok());
+  EXPECT_TRUE(status.ready());
+  EXPECT_EQ(status.requests_total(), 1U);
+  EXPECT_EQ(status.completion_tokens_total(), Ids("Once upon a time").size() + 1);
+  EXPECT_EQ(status.ttft().count(), 1U);
+  EXPECT_GT(status.ttft().p50_ms(), 0);
+  ASSERT_EQ(status.workers_size(), 2);
+  EXPECT_EQ(status.workers(0).state(), "ready");
+}
+
+}  // namespace
+}  // namespace hearth::router::testing
