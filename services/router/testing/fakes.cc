@@ -203,7 +203,7 @@ grpc::Status FakeWorker::Play(grpc::ServerContext* context, const v1::Stream& st
     }
     if (token_of) id = token_of(stream, index);
     if (context->IsCancelled()) return grpc::Status::CANCELLED;
-    if (dying_ || (fail_at == index && fail_at.exchange(-1) == index)) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "dying");
+    if (dying_ || fails_always || (fail_at == index && fail_at.exchange(-1) == index)) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "dying");
     if (preempt_at == index && preempt_at.exchange(-1) == index) {
       event.mutable_finished()->set_reason(v1::StreamEvent::Finished::REASON_PREEMPTED);
       writer->Write(event);
@@ -313,7 +313,7 @@ HttpAnswerText TestClient::Read(bool head) {
   }
   if (answer.status == 100) return Read(head);
   if (head || answer.status == 204) return answer;
-  if (answer.headers["transfer-encoding"] == "chunked") {
+  if (answer.headers.count("transfer-encoding")) {
     while (true) {
       const std::string size_line = ReadUntil("\r\n");
       const size_t size = strtoul(size_line.c_str(), nullptr, 16);

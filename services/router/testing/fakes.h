@@ -73,6 +73,7 @@ class FakeWorker final : public v1::Worker::Service {
   std::atomic<int64_t> token_delay_us{0};
   std::atomic<int32_t> hold_at{-1};     // before this output index, wait for Release
   std::atomic<int32_t> fail_at{-1};     // at this output index the call ends UNAVAILABLE, once
+  std::atomic<bool> fails_always{false};
   std::atomic<int32_t> preempt_at{-1};  // at this output index the stream loses its place, once
   std::atomic<int32_t> refuse{0};       // so many calls are refused: no place
   std::atomic<bool> stale_events{false};  // each call first repeats old tokens and an event of the epoch before
