@@ -5,6 +5,7 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/strip.h"
+#include "common/base/hash.h"
 #include "services/router/api_error.h"
 #include "services/router/utf8.h"
 
@@ -39,20 +40,25 @@ absl::StatusOr<Json> CheckMessages(const Json& messages) {
   return out;
 }
 
-// Cuts the rendered text behind the last occurrence of `text`: what the template adds to close a turn is left out.
-absl::Status CutBehind(const std::string& text, std::vector<RenderedSpan>* spans) {
+// Marks the end of the last message's content, so that it is found again in the rendered text however the template dresses it.
+absl::Status AppendMark(const std::string& mark, Json* message) {
+  Json& content = (*message)["content"];
+  if (content.is_null()) content = "";
+  Json* text = &content;
+  if (content.is_array() && !content.empty() && content.back().is_object() && content.back().contains("text")) text = &content.back()["text"];
+  if (!text->is_string()) return FieldError("continue_final_message", "'continue_final_message' needs a last message whose content is text");
+  text->get_ref<std::string&>() += mark;
+  return absl::OkStatus();
+}
+
+// Cuts the rendered text at the mark: what the template adds to close a turn is left out.
+absl::Status CutAt(const std::string& mark, std::vector<RenderedSpan>* spans) {
   std::string whole;
   for (const RenderedSpan& span : *spans) whole += span.text;
-  std::string_view wanted = text;
-  size_t at = whole.rfind(wanted);
-  if (at == std::string::npos) {  // templates trim
-    wanted = StdSv(absl::StripAsciiWhitespace(Sv(wanted)));
-    at = whole.rfind(wanted);
+  size_t keep = whole.rfind(mark);
+  if (keep == std::string::npos) {
+    return FieldError("continue_final_message", "the model's chat template does not show the last message as it is: it can't be continued");
   }
-  if (at == std::string::npos || text.empty()) {
-    return FieldError("continue_final_message", "the template does not show the last message's text as it is: it can't be continued");
-  }
-  size_t keep = at + wanted.size();
   for (size_t i = 0; i < spans->size(); ++i) {
     std::string& part = (*spans)[i].text;
     if (part.size() >= keep) {
@@ -77,6 +83,9 @@ absl::StatusOr<ChatPrompt> RenderChat(const ModelInfo& model, const Json& messag
   ASSIGN_OR_RETURN(const Json checked, CheckMessages(messages));
   auto prepared = model.chat_template->PrepareMessages(checked);
   if (!prepared.ok()) return WithParam(prepared.status(), "messages");
+  // Drawn anew each time, so that no message can contain it by design.
+  const std::string mark = options.continue_final_message ? RandomHash128().ToHex() : "";
+  if (options.continue_final_message) RETURN_IF_ERROR(AppendMark(mark, &prepared->back()));
   context["messages"] = *std::move(prepared);
   if (options.continue_final_message && !IsText(checked.back()["role"], "assistant")) {
     return FieldError("continue_final_message", "'continue_final_message' needs an assistant message at the end of 'messages'");
@@ -90,11 +99,7 @@ absl::StatusOr<ChatPrompt> RenderChat(const ModelInfo& model, const Json& messag
     return WithParam(absl::InvalidArgumentError(absl::StrCat("the model's chat template refuses these messages: ", rendered.status().message())), "messages");
   }
   std::vector<RenderedSpan> spans = *std::move(rendered);
-  if (options.continue_final_message) {
-    const Json& content = checked.back()["content"];
-    if (!content.is_string()) return FieldError("continue_final_message", "'continue_final_message' needs the last message's content as a string");
-    RETURN_IF_ERROR(CutBehind(content.get<std::string>(), &spans));
-  }
+  if (options.continue_final_message) RETURN_IF_ERROR(CutAt(mark, &spans));
   ChatPrompt prompt;
   std::vector<TextSpan> texts;
   for (const RenderedSpan& span : spans) {

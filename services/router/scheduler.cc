@@ -325,9 +325,10 @@ void Scheduler::OnToken(const TrackPtr& track, const v1::StreamEvent::Token& tok
   const auto have = static_cast<int32_t>(stream.output_ids.size());
   if (token.index() < have) return;  // a repetition
   if (token.index() > have) {
-    spdlog::error("{}: token {} came from {} where {} was due; asking again", stream.request->id, token.index(), track->ref->link->name(), have);
+    const std::string what = absl::StrFormat("%s sent token %d where %d was due", track->ref->link->name(), token.index(), have);
     EndCall(track, true);
-    Requeue(track, "a token was missing");
+    if (++track->lost >= options_.attempts_max) return FailRequest(track, absl::InternalError(what));
+    Requeue(track, what);
     return;
   }
   const RequestOptions& options = track->owner->options;
@@ -453,7 +454,10 @@ void Scheduler::FailRequest(const TrackPtr& track, const absl::Status& status) {
     if (!IsEnd(each->stream->state)) Move(each, StreamState::kFailed);
   }
   CancelStreams(*at->second);
-  spdlog::warn("{} failed: {}", request->id, std::string(status.message()));
+  if (const auto permit = LogAllowed("request-failed", 30)) {
+    spdlog::warn("{} failed: {}{}", request->id, std::string(status.message()),
+                 permit->suppressed ? fmt::format(" ({} failures not shown)", permit->suppressed) : "");
+  }
   EndIfComplete(request.get(), true);
 }
 
@@ -543,7 +547,8 @@ void Scheduler::Move(const TrackPtr& track, StreamState to) {
 
 void Scheduler::FreePages(const Stream& stream, int attempt) {
   loop_->Offload([this, id = stream.id, attempt, loop = loop_, store = store_, alive = alive_] {
-    const absl::Status freed = store->Free(id, 0);
+    // A store that is away would hold up the pool for a second each time.
+    const absl::Status freed = store->View().attached ? store->Free(id, 0) : absl::UnavailableError("away");
     if (freed.ok() || absl::IsNotFound(freed) || attempt >= 2) return;
     // The store may not have seen yet that the worker is gone; what is missed here goes with the store's own grace time.
     loop->Post([this, id, attempt, alive] {

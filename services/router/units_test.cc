@@ -178,7 +178,7 @@ TEST(ListenTest, Addresses) {
   EXPECT_EQ(ParseListen("::", 8080)->port, 8080);
   EXPECT_EQ(ParseListen("host", 8080)->port, 8080);
   EXPECT_EQ(ParseListen("0.0.0.0:0", 1)->port, 0);
-  for (const char* bad : {"", ":80", "h:", "h:x", "h:65536", "[::1", "[::1]x", "[::1]:"}) EXPECT_FALSE(ParseListen(bad, 1).ok()) << bad;
+  for (const char* bad : {"", ":80", "h:", "h:x", "h:65536", "[::1", "[::1]x", "[::1]:", "x:y:z"}) EXPECT_FALSE(ParseListen(bad, 1).ok()) << bad;
   const auto local = ResolveListen({"localhost", 0});
   ASSERT_TRUE(local.ok());
   EXPECT_EQ((*local)[0].ip, "127.0.0.1");

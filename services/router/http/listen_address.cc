@@ -51,7 +51,9 @@ absl::StatusOr<ListenHost> ParseListen(const std::string& text, uint16_t default
       if (port.empty()) return bad("the port is missing");
     }
   } else if (std::count(text.begin(), text.end(), ':') > 1) {
-    listen.host = text;  // a bare IPv6 address
+    listen.host = text;
+    in6_addr ignored;
+    if (inet_pton(AF_INET6, text.substr(0, text.find('%')).c_str(), &ignored) != 1) return bad("it is no IPv6 address");
   } else {
     const size_t colon = text.find(':');
     listen.host = text.substr(0, colon);

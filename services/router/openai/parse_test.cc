@@ -165,6 +165,12 @@ TEST(ParseTest, MessagesAsThePublishedTemplateHasThem) {
   EXPECT_EQ(PromptText({{{"role", "developer"}, {"content", "D"}}, {{"role", "user"}, {"content", "u"}}}), "<｜begin▁of▁sentence｜>D<｜User｜>u<｜Assistant｜>");
   EXPECT_EQ(PromptText({{{"role", "user"}, {"content", "u"}}, {{"role", "assistant"}, {"content", "pre"}}}, {{"continue_final_message", true}}),
             "<｜begin▁of▁sentence｜><｜User｜>u<｜Assistant｜>pre");
+  EXPECT_EQ(PromptText({{{"role", "user"}, {"content", "pre"}}, {{"role", "assistant"}, {"content", " pre "}}}, {{"continue_final_message", true}}),
+            "<｜begin▁of▁sentence｜><｜User｜>pre<｜Assistant｜> pre ");
+  EXPECT_EQ(PromptText({{{"role", "user"}, {"content", "u"}}, {{"role", "assistant"}, {"content", ""}}}, {{"continue_final_message", true}}),
+            "<｜begin▁of▁sentence｜><｜User｜>u<｜Assistant｜>");
+  EXPECT_EQ(PromptText({{{"role", "user"}, {"content", "u"}}, {{"role", "assistant"}, {"content", "pre"}}}),
+            "<｜begin▁of▁sentence｜><｜User｜>u<｜Assistant｜>pre<｜end▁of▁sentence｜><｜Assistant｜>");
   // Arguments of a tool call in the history: as text, for this template.
   const Json call = {{{"id", "1"}, {"type", "function"}, {"function", {{"name", "f"}, {"arguments", "{\"city\": \"Paris\"}"}}}}};
   EXPECT_THAT(PromptText({{{"role", "user"}, {"content", "u"}}, {{"role", "assistant"}, {"content", nullptr}, {"tool_calls", call}}, {{"role", "tool"}, {"content", "r"}}}),
