@@ -11,7 +11,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/experts/cpu_expert_engine.h"
 #include "common/formats/model_config.h"
-#include "services/weightstore/image_builder.h"
+#include "common/image/image_builder.h"
 
 namespace hearth {
 namespace {

@@ -34,6 +34,7 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"node", "runtime_dir", &c.runtime_dir},
       {"node", "shm_dir", &c.shm_dir},
       {"node", "log_level", &c.log_level},
+      {"node", "activation_terms", &c.activation_terms, 1, 2},
       {"model", "path", &c.model_path},
       {"model", "name", &c.model_name},
       {"weightstore", "numa_shards", &c.numa_shards, 0, 64},

@@ -17,6 +17,8 @@ struct NodeConfig {
   std::string runtime_dir = "/run/hearth";   // Unix sockets
   std::string shm_dir = "/dev/shm";          // a tmpfs or hugetlbfs for weights and KV
   std::string log_level = "info";
+  // BF16 terms of matrix inputs and KV: 2 keeps 16 bits of mantissa and all expert choices of an F32 run, 1 is plain BF16: faster, half the KV (ADR 0006).
+  int64_t activation_terms = 2;
 
   // [model]
   std::string model_path;                    // Hugging Face directory; required

@@ -49,7 +49,8 @@ absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo
   ASSIGN_OR_RETURN(const ModelConfig model_config, ParseModelConfig(engine.image->config_json(), engine.image->generation_config_json()));
   ASSIGN_OR_RETURN(engine.device, MakeHostDevice({.isa = isa,
                                                   .num_threads = static_cast<int>(kind.threads(config)),
-                                                  .num_pools = static_cast<int>(engine.image->num_shards())}));
+                                                  .num_pools = static_cast<int>(engine.image->num_shards()),
+                                                  .activation_terms = static_cast<int>(config.activation_terms)}));
   ASSIGN_OR_RETURN(engine.model, Model::Bind(model_config, engine.image, *engine.device));
   const KvGeometry wanted = engine.model->kv_geometry();
   const KvGeometry& have = engine.kv->geometry();
@@ -100,8 +101,8 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   absl::StatusOr<std::unique_ptr<grpc::Server>> server = ServeUnix(config->WorkerSocket(kind.kind, index), 0660, {&service});
   if (!server.ok()) return fail(server.status(), kExitFailure);
 
-  const std::string isa_name(IsaName((*isa).value_or(SupportedIsas().back())));
-  const std::string numerics = "host/" + isa_name + "/exact";
+  // What keeps KV of one kind of arithmetic apart from another's must be said before there is a device.
+  const std::string numerics = HostNumerics((*isa).value_or(SupportedIsas().back()), static_cast<int>(config->activation_terms));
   std::unique_ptr<StoreClient> store = StoreClient::Start({
       .socket_path = config->StoreSocket(),
       .kind = std::string_view(kind.kind) == "prefill" ? ClientKind::kPrefill : ClientKind::kDecode,
@@ -127,7 +128,6 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
 
   absl::StatusOr<Engine> engine = MakeEngine(*config, kind, *isa, *generation, *store);
   if (!engine.ok()) return fail(engine.status(), kExitFailure);
-  if (engine->device->caps().numerics != numerics) spdlog::warn("the device computes '{}', the store was told '{}'", engine->device->caps().numerics, numerics);
   {
     std::lock_guard lock(mutex);
     loop_to_stop = engine->loop;

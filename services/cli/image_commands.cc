@@ -6,6 +6,7 @@
 #include "common/image/image_builder.h"
 #include "common/rpc/rpc.h"
 #include "common/shm/generations.h"
+#include "common/shm/weight_image.h"
 #include "services/cli/command.h"
 #include "services/cli/node_client.h"
 #include "services/cli/progress.h"

@@ -20,7 +20,7 @@
 #include "common/shm/region.h"
 #include "common/shm/store_table.h"
 #include "common/shm/weight_image.h"
-#include "services/weightstore/image_builder.h"
+#include "common/image/image_builder.h"
 #include "services/weightstore/page_table.h"
 
 namespace hearth {

@@ -83,7 +83,7 @@ class HostDeviceImpl : public HostDevice {
     if (options.memory_budget_bytes != 0) budget_->limit = options.memory_budget_bytes;
     caps_.kind = "host";
     caps_.activation_terms = options.activation_terms;
-    caps_.numerics = absl::StrCat("host/", Sv(IsaName(isa)), options.activation_terms > 1 ? "/exact2" : "/exact");
+    caps_.numerics = HostNumerics(isa, options.activation_terms);
     caps_.description = absl::StrCat(num_threads, num_threads == 1 ? " thread" : " threads",
                                      pool_.num_pools() > 1 ? absl::StrCat(" in ", pool_.num_pools(), " pools") : "", ", ", Sv(IsaName(isa)), options.activation_terms > 1 ? ", activations in two BF16 terms" : "",
                                      " (supported: ", SupportedNames(), ")");
@@ -153,6 +153,10 @@ class HostDeviceImpl : public HostDevice {
 };
 
 }  // namespace
+
+std::string HostNumerics(Isa isa, int activation_terms) {
+  return absl::StrCat("host/", Sv(IsaName(isa)), activation_terms > 1 ? "/exact2" : "/exact");
+}
 
 absl::StatusOr<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& options) {
   const std::vector<Isa> supported = SupportedIsas();

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <string>
 #include <vector>
 
 #include "common/base/status.h"
@@ -28,6 +29,9 @@ struct HostDeviceOptions {
   // Multiply-adds under which an op runs on the calling thread alone: waking another costs about 5 us. Moves time, never a bit of the result.
   int64_t parallel_work_min = 128 * 1024;
 };
+
+// DeviceCaps::numerics of a host device made with these, for who must name it before it is made.
+std::string HostNumerics(Isa isa, int activation_terms);
 
 class HostDevice : public Device {
  public:

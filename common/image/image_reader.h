@@ -1,5 +1,5 @@
 // Streams a checkpoint's tensors from disk: direct reads in big pieces, several at once, in file order.
-// Room: services/weightstore. May touch: common/{formats,base}. Threads: makes its own readers; visitors are called
+// Room: common/image. May touch: common/{formats,base}. Threads: makes its own readers; visitors are called
 // from all of them. Where a file system refuses O_DIRECT, reads go through the page cache instead.
 #pragma once
 
@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "common/base/status.h"
-#include "services/weightstore/image_builder.h"
-#include "services/weightstore/image_plan.h"
+#include "common/image/image_builder.h"
+#include "common/image/image_plan.h"
 
 namespace hearth {
 

@@ -1,5 +1,5 @@
-// Need against have. Contract: image_room.h. Room: services/weightstore.
-#include "services/weightstore/image_room.h"
+// Need against have. Contract: image_room.h. Room: common/image.
+#include "common/image/image_room.h"
 
 #include <algorithm>
 #include <fstream>

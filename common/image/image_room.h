@@ -1,5 +1,5 @@
 // Whether an image fits before its first byte is read: shared memory, the machine's memory, the cgroup's limit.
-// Room: services/weightstore. May touch: common/{shm,base}. Threads: any.
+// Room: common/image. May touch: common/{shm,base}. Threads: any.
 // Page cache counts as free (it goes when asked), tmpfs does not: MemAvailable and the cgroup's file counters say
 // exactly that.
 #pragma once

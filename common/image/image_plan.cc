@@ -1,5 +1,5 @@
-// Laying out a weight image. Contract: image_plan.h. Room: services/weightstore.
-#include "services/weightstore/image_plan.h"
+// Laying out a weight image. Contract: image_plan.h. Room: common/image.
+#include "common/image/image_plan.h"
 
 #include <algorithm>
 #include <array>

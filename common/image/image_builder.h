@@ -1,5 +1,5 @@
 // Checkpoint -> published weight image: plan, refuse, read, check, place, hash, publish. Layout: docs/weight-image.md.
-// Room: services/weightstore. May touch: common/{formats,shm,numa,base}. Not: gRPC. Threads: one caller; makes its own
+// Room: common/image. May touch: common/{formats,shm,numa,base}. Not: gRPC. Threads: one caller; makes its own
 // reader threads. If the process dies at any point before the last step, no region is READY and the next store removes
 // the leftovers.
 #pragma once

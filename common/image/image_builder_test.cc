@@ -1,6 +1,6 @@
 // Whole checkpoints through the builder: every byte found again, every refusal leaves nothing, every death leaves
 // nothing READY.
-#include "services/weightstore/image_builder.h"
+#include "common/image/image_builder.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -17,11 +17,11 @@
 #include "common/shm/generations.h"
 #include "common/shm/manifest.h"
 #include "common/shm/weight_image.h"
-#include "services/weightstore/image_plan.h"
-#include "services/weightstore/image_reader.h"
-#include "services/weightstore/image_room.h"
-#include "services/weightstore/image_test_checkpoint.h"
-#include "services/weightstore/image_writer.h"
+#include "common/image/image_plan.h"
+#include "common/image/image_reader.h"
+#include "common/image/image_room.h"
+#include "common/image/image_test_checkpoint.h"
+#include "common/image/image_writer.h"
 
 namespace hearth {
 namespace {

@@ -1,6 +1,6 @@
 // The steps from checkpoint to READY image, and back to proof. Contract: image_builder.h, docs/weight-image.md. Room:
 // services/weightstore.
-#include "services/weightstore/image_builder.h"
+#include "common/image/image_builder.h"
 
 #include <algorithm>
 #include <memory>
@@ -12,11 +12,11 @@
 #include "common/numa/topology.h"
 #include "common/shm/generations.h"
 #include "common/shm/weight_image.h"
-#include "services/weightstore/image_plan.h"
-#include "services/weightstore/image_reader.h"
-#include "services/weightstore/image_room.h"
-#include "services/weightstore/image_segments.h"
-#include "services/weightstore/image_writer.h"
+#include "common/image/image_plan.h"
+#include "common/image/image_reader.h"
+#include "common/image/image_room.h"
+#include "common/image/image_segments.h"
+#include "common/image/image_writer.h"
 
 namespace hearth {
 namespace {

@@ -1,5 +1,5 @@
-// Segments on their nodes. Contract: image_segments.h. Room: services/weightstore.
-#include "services/weightstore/image_segments.h"
+// Segments on their nodes. Contract: image_segments.h. Room: common/image.
+#include "common/image/image_segments.h"
 
 #include <algorithm>
 #include <optional>

@@ -1,5 +1,5 @@
 // Where every byte of a checkpoint goes in a weight image: rows of the manifest, and the copies that fill them. Layout:
-// docs/weight-image.md. Room: services/weightstore. May touch: common/{formats,shm,base}. Threads: any; a value, const
+// docs/weight-image.md. Room: common/image. May touch: common/{formats,shm,base}. Threads: any; a value, const
 // once made. Reads headers only, no weight.
 #pragma once
 

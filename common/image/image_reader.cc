@@ -1,5 +1,5 @@
-// Reading a checkpoint at the disk's pace. Contract: image_reader.h. Room: services/weightstore.
-#include "services/weightstore/image_reader.h"
+// Reading a checkpoint at the disk's pace. Contract: image_reader.h. Room: common/image.
+#include "common/image/image_reader.h"
 
 #include <errno.h>
 #include <fcntl.h>

@@ -1,5 +1,5 @@
-// Copying rectangles of tensors into place. Contract: image_writer.h. Room: services/weightstore.
-#include "services/weightstore/image_writer.h"
+// Copying rectangles of tensors into place. Contract: image_writer.h. Room: common/image.
+#include "common/image/image_writer.h"
 
 #include <string.h>
 

@@ -1,5 +1,5 @@
 // Makes an image's segments, each on the NUMA node of its shard as far as the machine has one and lets us choose.
-// Room: services/weightstore. May touch: common/{shm,numa,base}. Threads: one caller; one more for each segment where
+// Room: common/image. May touch: common/{shm,numa,base}. Threads: one caller; one more for each segment where
 // there are several nodes. tmpfs places a page when fallocate allocates it, by the policy of the allocating thread: so
 // the policy is set before the region is made.
 #pragma once

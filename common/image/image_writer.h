@@ -1,5 +1,5 @@
 // Puts a checkpoint's bytes into the segments, checking and hashing them on the way; or holds them against segments
-// that are there. Room: services/weightstore. May touch: common/{formats,shm,base}. Threads: the readers of
+// that are there. Room: common/image. May touch: common/{formats,shm,base}. Threads: the readers of
 // image_reader.h call in parallel.
 #pragma once
 
@@ -10,8 +10,8 @@
 
 #include "common/base/hash.h"
 #include "common/base/status.h"
-#include "services/weightstore/image_plan.h"
-#include "services/weightstore/image_reader.h"
+#include "common/image/image_plan.h"
+#include "common/image/image_reader.h"
 
 namespace hearth {
 

@@ -1,5 +1,5 @@
 // Small checkpoints of any shape for the image's tests: random bytes that are legal values.
-// Room: services/weightstore, tests only.
+// Room: common/image, tests only.
 #pragma once
 
 #include <nlohmann/json.hpp>
