@@ -24,6 +24,8 @@ int main(int argc, char** argv) {
   CLI::App app{"hearth-router: takes requests by HTTP and gRPC and runs them on the node's workers"};
   std::string config_path = "/etc/hearth/node.toml";
   app.add_option("--config", config_path, "node.toml of the node")->envname("HEARTH_CONFIG");
+  std::string level;
+  app.add_option("--log-level", level, "trace, debug, info, warn, error (default: node.log_level)");
   CLI11_PARSE(app, argc, argv);
 
   const auto config = hearth::ReadNodeConfig(config_path);
@@ -31,7 +33,7 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "hearth-router: %s\n", std::string(config.status().message()).c_str());
     return hearth::kExitConfig;
   }
-  if (const absl::Status logging = hearth::InitLogging("router", config->log_level); !logging.ok()) return hearth::kExitConfig;
+  if (const absl::Status logging = hearth::InitLogging("router", level.empty() ? config->log_level : level); !logging.ok()) return hearth::kExitConfig;
 
   std::mutex mutex;
   std::condition_variable changed;

@@ -156,11 +156,13 @@ int main(int argc, char** argv) {
   CLI::App app("Keeps a model's weights and KV pages in shared memory for the workers of this node.");
   app.footer(hearth::kTeaching);
   std::string config_path = "/etc/hearth/node.toml";
-  app.add_option("--config", config_path, "the node's configuration")->capture_default_str();
+  std::string level;
+  app.add_option("--config", config_path, "the node's configuration")->envname("HEARTH_CONFIG")->capture_default_str();
+  app.add_option("--log-level", level, "trace, debug, info, warn, error (default: node.log_level)");
   CLI11_PARSE(app, argc, argv);
 
   const absl::StatusOr<hearth::NodeConfig> config = hearth::ReadNodeConfig(config_path);
-  if (const absl::Status logging = hearth::InitLogging("weightstore", config.ok() ? config->log_level : "info"); !logging.ok()) {
+  if (const absl::Status logging = hearth::InitLogging("weightstore", !level.empty() ? level : config.ok() ? config->log_level : "info"); !logging.ok()) {
     fprintf(stderr, "%s\n", logging.ToString().c_str());
     return hearth::kExitConfig;
   }

@@ -66,7 +66,7 @@ def test_store_at_every_point():
     for action in ("kill", "stop"):
         for nth in (1, 5, 12, 20, 33, 47, 60):
             with Node(start=False) as node:
-                start_with_trap(node, "weightstore", f"store.table:{nth}:{action}")
+                start_with_trap(node, "weightstore", f"table_store:{nth}:{action}")
                 results = []
 
                 def until_ready_then_ask():
@@ -88,7 +88,7 @@ def test_store_at_every_point():
 
 
 def test_store_killed_while_publishing_an_image():
-    for point, nth in (("image.segment", 1), ("image.manifest", 1), ("image.segments_ready", 1), ("image.pool", 1), ("image.ready", 1)):
+    for point, nth in (("region.allocated", 1), ("region.loading", 1), ("region.loading", 2), ("image.weights", 1), ("image.rows", 1), ("image.segment_ready", 1), ("region.loading", 3), ("image.ready", 1)):
         with Node(start=False) as node:
             node.start("weightstore", {"HEARTH_PUBLISH_POINT": f"{point}:{nth}:kill"})
             node.processes["weightstore"].wait(30)
