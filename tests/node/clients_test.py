@@ -44,7 +44,7 @@ def test_openai_package():
         assert stopped.choices[0].message.content == text[:text.index(text[10:16])] and stopped.choices[0].finish_reason == "stop"
         parts = client.chat.completions.create(model="m", temperature=0, max_tokens=30, messages=[{"role": "user", "content": [{"type": "text", "text": "Tell me the story of "}, {"type": "text", "text": "The Golden Apple."}]}])
         assert parts.choices[0].message.content == text
-        for bad, error in (({"model": "nobody"}, openai.NotFoundError), ({"messages": []}, openai.BadRequestError), ({"temperature": 9}, openai.BadRequestError)):
+        for bad, error in (({"model": "nobody"}, openai.NotFoundError), ({"messages": []}, openai.BadRequestError), ({"temperature": -1}, openai.BadRequestError)):
             try:
                 client.chat.completions.create(**{"model": "m", "messages": STORY, **bad})
                 raise AssertionError(f"{bad} was accepted")
