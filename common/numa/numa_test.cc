@@ -9,7 +9,6 @@
 #include <fstream>
 
 #include "common/base/hash.h"
-#include "common/numa/pinned_pool.h"
 #include "common/numa/placement.h"
 #include "common/numa/topology.h"
 
@@ -164,32 +163,6 @@ TEST(Topology, Pretended) {
   ASSERT_TRUE(five.ok());
   for (const ShardHome& home : PlaceShards(*five, 5)) EXPECT_EQ(home.cpus.size(), 1u);
   EXPECT_EQ(PretendTopology(real, 0).status().code(), absl::StatusCode::kInvalidArgument);
-}
-
-TEST(PinnedPool, EveryThreadRunsOnItsCpuInEveryRound) {
-  const std::vector<int> cpus = DiscoverTopology().AllCpus();
-  PinnedPool pool(cpus);
-  ASSERT_EQ(pool.size(), static_cast<int>(cpus.size()));
-  EXPECT_THAT(pool.notes(), IsEmpty());
-  std::vector<std::atomic<int>> rounds(cpus.size());
-  std::atomic<int> elsewhere{0};
-  for (int round = 0; round < 200; ++round) {
-    pool.Run([&](int thread) {
-      rounds[static_cast<size_t>(thread)].fetch_add(1);
-      // The first rounds may run before the affinity call has moved the thread.
-      if (round > 100 && sched_getcpu() != cpus[static_cast<size_t>(thread)]) elsewhere.fetch_add(1);
-    });
-  }
-  for (const std::atomic<int>& n : rounds) EXPECT_EQ(n.load(), 200);
-  EXPECT_EQ(elsewhere.load(), 0);
-}
-
-TEST(PinnedPool, UnknownCpuIsANoteAndTheWorkIsDone) {
-  PinnedPool pool({4000});
-  EXPECT_EQ(pool.notes().size(), 1u);
-  std::atomic<int> ran{0};
-  pool.Run([&](int) { ran.fetch_add(1); });
-  EXPECT_EQ(ran.load(), 1);
 }
 
 TEST(Placement, PagesOfThisMachineAreSeen) {

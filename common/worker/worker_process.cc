@@ -15,6 +15,7 @@
 #include "common/experts/cpu_expert_engine.h"
 #include "common/formats/model_config.h"
 #include "common/kernels/kernels.h"
+#include "common/numa/topology.h"
 #include "common/rpc/rpc.h"
 #include "common/rpc/store_client.h"
 #include "common/shm/kv_pool.h"
@@ -40,6 +41,16 @@ absl::StatusOr<std::optional<Isa>> ChosenIsa(const std::string& name) {
   return isa;
 }
 
+// Where the threads of each shard's pool run: on the node that holds the shard. On a machine of one node nothing is pinned, since prefill and
+// decode share its cores.
+std::vector<std::vector<int>> CpusOfShards(int64_t num_shards) {
+  const Topology topology = DiscoverTopology();
+  std::vector<std::vector<int>> cpus;
+  if (topology.nodes.size() < 2) return cpus;
+  for (const ShardHome& home : PlaceShards(topology, static_cast<int>(num_shards))) cpus.push_back(home.cpus);
+  return cpus;
+}
+
 absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo& kind, std::optional<Isa> isa, const Hash128& generation,
                                   StoreClient& store) {
   Engine engine;
@@ -50,6 +61,7 @@ absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo
   ASSIGN_OR_RETURN(engine.device, MakeHostDevice({.isa = isa,
                                                   .num_threads = static_cast<int>(kind.threads(config)),
                                                   .num_pools = static_cast<int>(engine.image->num_shards()),
+                                                  .cpus = CpusOfShards(engine.image->num_shards()),
                                                   .activation_terms = static_cast<int>(config.activation_terms)}));
   ASSIGN_OR_RETURN(engine.model, Model::Bind(model_config, engine.image, *engine.device));
   const KvGeometry wanted = engine.model->kv_geometry();
