@@ -2,6 +2,7 @@
 """A node answers: chat, completions, streaming, tokens, health, metrics, prefix reuse, both prefill paths, the operator's commands."""
 import json
 import os
+import shutil
 import signal
 import subprocess
 import time
@@ -135,6 +136,38 @@ def test_up_supervises():
         assert node.regions(), "the image stays for the next start"
         node.command("drop")
         assert not node.regions()
+
+
+def test_switch_to_a_second_generation():
+    """`hearth load` under work: the running answer ends undisturbed, new ones queue and are served by the new weights; the old generation goes."""
+    node = Node(start=False)
+    with node:
+        copy = node.dir / "other-model"
+        shutil.copytree(FABLE, copy)
+        up = subprocess.Popen([str(BIN / "hearth"), "up", "--config", str(node.config), "--quiet"], stderr=subprocess.DEVNULL)
+        try:
+            node.wait_ready()
+            old = {r.rsplit(".", 1)[1] for r in node.regions()}
+            whole = node.completion("Once upon a time", max_tokens=1500, ignore_eos=True)["choices"][0]["text"]
+            with node.stream("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}) as events:
+                text = next(events)["choices"][0]["text"]
+                _, out, _ = node.command("load", str(copy))
+                assert "is ready" in out, out
+                text += "".join(c["text"] for e in events for c in e["choices"])
+            assert text == whole
+
+            def switched():
+                s = node.status()
+                return (s["weightstore"] and all(s["workers"].values()) and len(s["weightstore"]["generations"]) == 1
+                        and s["weightstore"]["generations"][0]["model_dir"] == str(copy) and all(w["state"] == "ready" for w in s["workers"].values()))
+            wait_for("the switch", switched, 30)
+            node.wait_ready(20)
+            assert whole.startswith(node.completion("Once upon a time", max_tokens=40)["choices"][0]["text"])
+            assert not old & {r.rsplit(".", 1)[1] for r in node.regions()}, "the old generation is gone"
+            up.send_signal(signal.SIGINT)
+            assert up.wait(30) == 0
+        finally:
+            up.kill()
 
 
 if __name__ == "__main__":
