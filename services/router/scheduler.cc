@@ -346,8 +346,10 @@ void Scheduler::OnToken(const TrackPtr& track, const v1::StreamEvent::Token& tok
   out.is_end = have + 1 > options.min_tokens && ((!options.ignore_eos && among(options_.eos_ids)) || among(options.stop_token_ids));
   const bool is_end = out.is_end;
   const ChoiceDelta delta = stream.text->Push(std::move(out));
-  track->owner->sink->OnDelta(stream.choice, delta);
-  if (IsEnd(stream.state)) return;  // the sink may cancel
+  // Held: a sink that finds its client gone cancels the request from within, which lets go of the sink.
+  const std::shared_ptr<RequestSink> sink = track->owner->sink;
+  sink->OnDelta(stream.choice, delta);
+  if (IsEnd(stream.state)) return;
 
   if (stream.text->stopped() || is_end) {
     FinishChoice(track, FinishReason::kStop);
@@ -430,10 +432,11 @@ void Scheduler::EndCall(const TrackPtr& track, bool cancel) {
 void Scheduler::FinishChoice(const TrackPtr& track, FinishReason reason) {
   Stream& stream = *track->stream;
   Request* request = stream.request;
+  const std::shared_ptr<RequestSink> sink = request->sink;
   if (!stream.text->stopped()) {
     const ChoiceDelta rest = stream.text->Finish();
     if (stream.text->stopped()) reason = FinishReason::kStop;
-    if (!rest.text.empty()) request->sink->OnDelta(stream.choice, rest);
+    if (!rest.text.empty()) sink->OnDelta(stream.choice, rest);
     if (IsEnd(stream.state)) return;
   }
   const bool ended_by_worker = !stream.text->stopped();
@@ -441,7 +444,7 @@ void Scheduler::FinishChoice(const TrackPtr& track, FinishReason reason) {
   // A stop string is the router's own finding: the worker must be told. Otherwise the call is watched until its end.
   if (!ended_by_worker) EndCall(track, true);
   ReleaseFollowers(track);
-  request->sink->OnChoiceFinished(stream.choice, reason, stream.text->stop_string());
+  sink->OnChoiceFinished(stream.choice, reason, stream.text->stop_string());
   EndIfComplete(request, true);
 }
 
@@ -495,7 +498,8 @@ Scheduler::CancelResult Scheduler::CancelById(const std::string& id) {
     if (!IsEnd(stream->state)) open.push_back(stream->choice);
   }
   CancelStreams(active);
-  for (const int32_t choice : open) request->sink->OnChoiceFinished(choice, FinishReason::kCancelled, "");
+  const std::shared_ptr<RequestSink> sink = request->sink;
+  for (const int32_t choice : open) sink->OnChoiceFinished(choice, FinishReason::kCancelled, "");
   EndIfComplete(request.get(), true);
   return CancelResult::kWasRunning;
 }
@@ -523,7 +527,9 @@ void Scheduler::EndIfComplete(Request* request, bool tell) {
                  fmt::format("{:.2f}", absl::ToDoubleSeconds(Since(request->arrived_ns))),
                  permit->suppressed ? fmt::format(" ({} requests not shown)", permit->suppressed) : "");
   }
-  if (tell) request->sink->OnEnd(request->failure, usage);
+  // Let go here: a sink may hold its request.
+  const std::shared_ptr<RequestSink> sink = std::exchange(request->sink, nullptr);
+  if (tell) sink->OnEnd(request->failure, usage);
   if (active_.empty()) {
     tick_timer_.reset();
     if (on_empty_) std::exchange(on_empty_, nullptr)();
