@@ -75,7 +75,7 @@ class StreamCall : public grpc::ServerWriteReactor<v1::StreamEvent>, public Stre
     std::lock_guard lock(mutex_);
     cancelled_ = true;
     if (live_ != nullptr) live_->cancelled.store(true, std::memory_order_release);
-    if (loop_ != nullptr) loop_->Wake();
+    if (const std::shared_ptr<StreamLoop> loop = loop_.lock()) loop->Wake();
   }
   void OnDone() override { std::shared_ptr<StreamCall> last = std::move(self_); }
 
@@ -110,7 +110,7 @@ class StreamCall : public grpc::ServerWriteReactor<v1::StreamEvent>, public Stre
   const uint64_t epoch_;
   const std::string generation_;
   std::shared_ptr<StreamCall> self_;
-  std::shared_ptr<StreamLoop> loop_;
+  std::weak_ptr<StreamLoop> loop_;  // the loop's streams hold the call: the other way round would be a circle
   std::mutex mutex_;
   std::shared_ptr<LiveStream> live_;
   std::deque<v1::StreamEvent> queue_;  // the front is being written while writing_

@@ -171,16 +171,17 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   }
   runner.reset();
   service.SetDraining();
-  // Streams were told `preempted`; their last events get out before the server goes.
+  // The Offers reach the store before the lease ends; then the last events (`preempted`) get out, and no thread of gRPC is left that could hold the loop.
+  engine->loop->Close();
   (*server)->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
+  server->reset();
   {
     std::lock_guard lock(mutex);
     loop_to_stop.reset();
   }
-  service.SetWaiting("stopped");
   service.Forget();
-  engine->loop.reset();  // works off the last page calls before the lease ends
-  store.reset();
+  store.reset();  // its callbacks may use the loop
+  engine->loop.reset();
   spdlog::info("stopped");
   return lost.load() ? kExitFailure : kExitOk;
 }

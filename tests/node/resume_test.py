@@ -87,6 +87,20 @@ def test_sampled_streams_in_a_batch_resume_each_for_itself():
         assert int(node.status()["router"]["resumes_total"]) >= 4
 
 
+def test_busy_decode_worker_is_asked_to_stop():
+    """SIGTERM while a stream runs: exit code 0, and the stream goes on in the next worker with the same tokens."""
+    with Node() as node:
+        options = {"prompt": PROMPT, "max_tokens": 1500, "temperature": 0, "ignore_eos": True}
+        whole = node.completion(**options)["choices"][0]["text"]
+        for attempt in range(6):
+            with node.stream("/v1/completions", options) as events:
+                text = "".join(next(events)["choices"][0]["text"] for _ in range(5 + 40 * attempt))
+                assert node.terminate("decode.0") == 0, node.log("decode.0")[-600:]
+                node.start("decode.0")
+                text += "".join(c["text"] for e in events for c in e["choices"])
+            assert text == whole, attempt
+
+
 def test_prefill_worker_killed_in_mid_pass():
     from basics_test import GOLDEN
     prompt = next(p for p in GOLDEN["prompts"] if p["n_tokens"] >= 300)["ids"]
