@@ -120,6 +120,7 @@ struct Request {
   int32_t key_index = 0;  // which API key: fair share is between these
   int64_t arrived_ns = 0;
   std::vector<std::shared_ptr<const std::vector<int32_t>>> prompts;
+  std::string prompt_field = "prompt";  // what the client calls it, for errors
   RequestOptions options;
   std::shared_ptr<RequestSink> sink;
 

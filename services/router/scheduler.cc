@@ -87,7 +87,7 @@ absl::Status Scheduler::DecodeReadiness() const {
 absl::Status Scheduler::Admit(const Request& request) const {
   for (const auto& prompt : request.prompts) {
     if (static_cast<int64_t>(prompt->size()) >= options_.context_tokens) {
-      return WithCode(FieldError("messages", absl::StrFormat("This model's context is %d tokens; the prompt has %d, which leaves none for an answer. "
+      return WithCode(FieldError(request.prompt_field, absl::StrFormat("This model's context is %d tokens; the prompt has %d, which leaves none for an answer. "
                                                              "Shorten it to at most %d tokens.",
                                                              options_.context_tokens, prompt->size(), options_.context_tokens - 1)),
                       "context_length_exceeded");

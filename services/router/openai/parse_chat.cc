@@ -7,42 +7,6 @@
 namespace hearth::router {
 namespace {
 
-// Tool calls in the history are rendered; calls in the answer are not made out of the model's text, so asking for tools is refused.
-// A choice of "none" asks for nothing.
-absl::Status RefuseTools(Fields& fields) {
-  const Json* choice = fields.Get("tool_choice");
-  const bool none = choice != nullptr && IsText(*choice, "none");
-  if (choice != nullptr && !none && !IsText(*choice, "auto")) {
-    return Unsupported("tool_choice", "'tool_choice' may be \"none\" or \"auto\" here: a tool call can't be forced");
-  }
-  const Json* tools = fields.Get("tools");
-  if (tools != nullptr && !tools->is_array()) return FieldError("tools", absl::StrCat("'tools' must be a list, not ", Describe(*tools)));
-  if (tools != nullptr && !tools->empty() && !none) {
-    return Unsupported("tools", "'tools' are not supported here yet: leave them out or send \"tool_choice\": \"none\"");
-  }
-  const Json* functions = fields.Get("functions");
-  if (functions != nullptr && !functions->empty()) return Unsupported("functions", "'functions' are not supported here");
-  const Json* function_call = fields.Get("function_call");
-  if (function_call != nullptr && !IsText(*function_call, "none") && !IsText(*function_call, "auto")) {
-    return Unsupported("function_call", "'function_call' may be \"none\" or \"auto\" here: a call can't be forced");
-  }
-  // Without tools there are no calls that could run in parallel, whatever is asked.
-  bool parallel = true;
-  return fields.Bool("parallel_tool_calls", &parallel);
-}
-
-absl::Status RefuseOtherOutputs(Fields& fields) {
-  if (fields.Get("audio") != nullptr) return Unsupported("audio", "'audio' is not supported here: this model writes text");
-  if (const Json* modalities = fields.Get("modalities")) {
-    if (!modalities->is_array()) return FieldError("modalities", absl::StrCat("'modalities' must be a list, not ", Describe(*modalities)));
-    for (const Json& modality : *modalities) {
-      if (!IsText(modality, "text")) return Unsupported("modalities", "'modalities' may hold \"text\" only: this model writes text");
-    }
-  }
-  if (fields.Get("chat_template") != nullptr) return Unsupported("chat_template", "'chat_template' is not supported here: the model's own is used");
-  return absl::OkStatus();
-}
-
 absl::Status ParseLogprobs(Fields& fields, RequestOptions* options) {
   bool logprobs = false;
   RETURN_IF_ERROR(fields.Bool("logprobs", &logprobs));
@@ -74,11 +38,10 @@ absl::StatusOr<ParsedRequest> ParseChat(const Json& body, const ModelInfo& model
   parsed.request->arrived_ns = MonotonicNowNs();
   parsed.request->id = "chatcmpl-" + RandomHash128().ToHex();
   parsed.answer.chat = true;
+  parsed.request->prompt_field = "messages";
   Fields fields(body);
   RETURN_IF_ERROR(CheckModel(fields, model));
-  RETURN_IF_ERROR(RefuseTools(fields));
   RETURN_IF_ERROR(RefuseUnsupported(fields));
-  RETURN_IF_ERROR(RefuseOtherOutputs(fields));
   RETURN_IF_ERROR(ParseOptions(fields, model, &parsed.request->options, &parsed.answer));
   RETURN_IF_ERROR(ParseLogprobs(fields, &parsed.request->options));
   ASSIGN_OR_RETURN(ChatPrompt prompt, ParseChatPrompt(fields, model));

@@ -126,25 +126,4 @@ absl::Status ParseOptions(Fields& fields, const ModelInfo& model, RequestOptions
   return fields.Bool("skip_special_tokens", &options->skip_special_tokens);
 }
 
-absl::Status RefuseUnsupported(Fields& fields) {
-  if (const Json* format = fields.Get("response_format")) {
-    const Json type = format->is_object() ? format->value("type", Json()) : Json();
-    if (!type.is_string()) return FieldError("response_format", "'response_format' must be an object with a \"type\"");
-    if (!IsText(type, "text")) {
-      return Unsupported("response_format", absl::StrCat("'response_format' of type ", type.dump(), " is not supported here: output can't be constrained; use \"text\""));
-    }
-  }
-  for (const char* name : {"grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend",
-                           "structured_outputs", "ebnf", "regex"}) {
-    if (fields.Get(name) != nullptr) return Unsupported(name, absl::StrCat("'", name, "' is not supported here: output can't be constrained"));
-  }
-  for (const char* name : {"use_beam_search", "include_stop_str_in_output"}) {
-    bool wanted = false;
-    RETURN_IF_ERROR(fields.Bool(name, &wanted));
-    if (wanted) return Unsupported(name, absl::StrCat("'", name, "' is not supported here"));
-  }
-  if (fields.Get("prompt_logprobs") != nullptr) return Unsupported("prompt_logprobs", "'prompt_logprobs' is not supported here: only the output's tokens have logprobs");
-  return absl::OkStatus();
-}
-
 }  // namespace hearth::router
