@@ -150,6 +150,8 @@ grpc::Status FakeWorker::Status(grpc::ServerContext* context, const v1::WorkerSt
 }
 
 grpc::Status FakeWorker::Continue(grpc::ServerContext* context, const v1::Stream* stream, grpc::ServerWriter<v1::StreamEvent>* writer) {
+  // Between Kill and the server's end: a dead process starts nothing more.
+  if (dying_) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "dead");
   {
     std::lock_guard lock(mutex_);
     calls_.push_back(*stream);
