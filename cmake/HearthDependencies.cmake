@@ -36,7 +36,7 @@ hearth_require(OPENSSL_FOUND "OpenSSL" libssl-dev)
 find_package(prometheus-cpp QUIET CONFIG)
 hearth_require(prometheus-cpp_FOUND "prometheus-cpp" prometheus-cpp-dev)
 foreach(entry
-    "NUMA;numa;libnuma-dev" "PCRE2;libpcre2-8;libpcre2-dev" "XXHASH;libxxhash;libxxhash-dev" "URING;liburing;liburing-dev"
+    "NUMA;numa;libnuma-dev" "PCRE2;libpcre2-8;libpcre2-dev" "XXHASH;libxxhash;libxxhash-dev"
     "SYSTEMD;libsystemd;libsystemd-dev" "UTF8PROC;libutf8proc;libutf8proc-dev")
   list(GET entry 0 name)
   list(GET entry 1 module)

@@ -219,20 +219,22 @@ void StreamLoop::PrefillChunk(LiveStream& stream, int64_t max_tokens) {
     return;
   }
   stats_.AddPrefill(end - start);
-  const std::vector<int32_t> full = PublishPositions(kv_, end, stream);
+  Publish(stream, end);
+}
+
+void StreamLoop::Publish(LiveStream& stream, int64_t until) {
+  const std::vector<int32_t> full = PublishPositions(kv_, until, stream);
   if (!full.empty()) keeper_->Seal(stream.request.id, full);
 }
 
-void StreamLoop::AfterPublish(const std::shared_ptr<LiveStream>& stream, const std::vector<int32_t>& full_pages) {
-  if (!full_pages.empty()) keeper_->Seal(stream->request.id, full_pages);
-  KeepSpare(stream);
+int64_t StreamLoop::PositionsMax(const StreamRequest& request) const {
+  return std::min(request.prompt_size + request.max_new_tokens, model_.config().max_position_embeddings);
 }
 
 void StreamLoop::KeepSpare(const std::shared_ptr<LiveStream>& stream) {
   if (stream->growing) return;
   // Never more than the stream can still use.
-  const int64_t last = std::min(stream->request.prompt_size + stream->request.max_new_tokens, model_.config().max_position_embeddings);
-  const int64_t want = std::min(PagesFor(static_cast<int64_t>(stream->request.tokens.size())) + kSparePages, PagesFor(last));
+  const int64_t want = std::min(PagesFor(static_cast<int64_t>(stream->request.tokens.size())) + kSparePages, PagesFor(PositionsMax(stream->request)));
   const int64_t have = static_cast<int64_t>(stream->pages.size());
   if (have >= want) return;
   stream->growing = true;

@@ -69,8 +69,10 @@ class StreamLoop {
 
   // Runs one prefill chunk of at most max_tokens over positions [valid, prefill_until). A cancelled stream is left as it was.
   void PrefillChunk(LiveStream& stream, int64_t max_tokens);
-  // Seals full pages, keeps spare pages ahead.
-  void AfterPublish(const std::shared_ptr<LiveStream>& stream, const std::vector<int32_t>& full_pages);
+  // Positions [valid, until) are complete in every layer: publishes them and has the pages that became full sealed.
+  void Publish(LiveStream& stream, int64_t until);
+  // Positions that the stream can reach: its prompt and all it may output, or the context.
+  int64_t PositionsMax(const StreamRequest& request) const;
   void KeepSpare(const std::shared_ptr<LiveStream>& stream);
   // KV from `position` on does not belong to this stream: forget it.
   void TruncateKv(LiveStream& stream, int64_t position);

@@ -8,7 +8,7 @@
 #include <iostream>
 #include <string>
 
-#include "absl/strings/str_format.h"
+#include "common/base/progress.h"
 #include "common/base/time.h"
 
 namespace hearth {
@@ -28,16 +28,10 @@ class ProgressBar {
     last_ns_ = now;
     drawn_ = true;
     const double seconds = static_cast<double>(now - start_ns_) / 1e9;
-    const double share = static_cast<double>(done) / static_cast<double>(total);
     const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
     const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
-    constexpr int kWidth = 30;
-    const int filled = static_cast<int>(share * kWidth);
-    const std::string bar = std::string(static_cast<size_t>(filled), '#') + std::string(static_cast<size_t>(kWidth - filled), '.');
-    std::cerr << (terminal_ ? "\r\033[K" : "")
-              << absl::StrFormat("%s [%s] %3.0f%%  %s of %s  %s/s  %s left", what_, bar, share * 100, HumanBytes(static_cast<double>(done)),
-                                 HumanBytes(static_cast<double>(total)), HumanBytes(rate), HumanDuration(left))
-              << (terminal_ ? "" : "\n") << std::flush;
+    std::cerr << (terminal_ ? "\r\033[K" : "") << what_ << " " << FormatProgress(done, total, rate, left, /*with_bar=*/true) << (terminal_ ? "" : "\n")
+              << std::flush;
   }
 
  private:

@@ -6,8 +6,8 @@
 #include <iostream>
 #include <thread>
 
-#include "absl/strings/str_format.h"
 #include "common/base/process.h"
+#include "common/base/progress.h"
 #include "common/base/time.h"
 #include "services/cli/command.h"
 #include "services/cli/node_client.h"
@@ -27,9 +27,7 @@ int Wait(const std::string& config_path, double timeout_s) {
     std::string line = router.ok() ? router->not_ready_reason() : "the router does not answer yet";
     if (const auto store = StoreStatusOf(*config); store.ok() && store->loading().total_bytes() > 0 && store->loading().phase() == "loading") {
       const v1::LoadEvent& l = store->loading();
-      const double done = static_cast<double>(l.done_bytes()) / static_cast<double>(l.total_bytes());
-      line = absl::StrFormat("loading %3.0f%% of %s, %s/s, %s left", done * 100, HumanBytes(static_cast<double>(l.total_bytes())),
-                             HumanBytes(l.bytes_per_second()), HumanDuration(l.eta_seconds()));
+      line = "loading " + FormatProgress(l.done_bytes(), l.total_bytes(), l.bytes_per_second(), l.eta_seconds(), terminal);
     }
     if (terminal) {
       std::cerr << "\r\033[K" << line << std::flush;

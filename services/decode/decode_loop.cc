@@ -16,9 +16,8 @@ constexpr int64_t kForcedRowsMax = 16;
 
 int64_t DecodeLoop::InitialPages(const StreamRequest& request) const {
   const int64_t size = static_cast<int64_t>(request.tokens.size());
-  const int64_t last = std::min(request.prompt_size + request.max_new_tokens, model_.config().max_position_embeddings);
-  // Two pages ahead would do to start; the spare ones follow by Grow.
-  return std::max(PagesFor(size), std::min(PagesFor(size) + 1, PagesFor(last)));
+  // One page ahead will do to start; the spare ones follow by Grow.
+  return std::max(PagesFor(size), std::min(PagesFor(size) + 1, PagesFor(PositionsMax(request))));
 }
 
 bool DecodeLoop::Work() {
@@ -95,9 +94,11 @@ bool DecodeLoop::DecodeStep() {
   const float* logits = logits_.data();
   int64_t sampled = 0;
   for (const Share& share : shares) {
-    LiveStream& stream = *share.stream;
-    AfterPublish(share.stream, PublishPositions(kv_, share.to, stream));  // nothing where it was queried only
-    if (!share.wants_logits()) continue;
+    Publish(*share.stream, share.to);  // nothing where it was queried only
+    if (!share.wants_logits()) {
+      KeepSpare(share.stream);
+      continue;
+    }
     SampleAndSend(share, logits);
     logits += model_.config().vocab_size;
     ++sampled;

@@ -58,6 +58,8 @@ int32_t Sampler::Choose(const StreamRequest& request, int64_t vocab) {
   const double inverse_t = 1.0 / static_cast<double>(p.temperature);
   // min_p: p >= min_p * p_max, that is exp((x - max) / T) >= min_p. Without it, what underflows to nothing can be left out as well.
   const double floor = p.min_p > 0.0f ? std::log(static_cast<double>(p.min_p)) : -745.0;
+  // Ascending ids throughout: the order of the sums, and so the draw, does not depend on how the set was found. Only a cut disturbs it.
+  const auto by_id = [](const Candidate& a, const Candidate& b) { return a.id < b.id; };
   candidates_.clear();
   for (int64_t i = 0; i < vocab; ++i) {
     if ((x[i] - max) * inverse_t >= floor) candidates_.push_back({x[i], static_cast<int32_t>(i)});
@@ -65,13 +67,13 @@ int32_t Sampler::Choose(const StreamRequest& request, int64_t vocab) {
   if (p.top_k > 0 && static_cast<size_t>(p.top_k) < candidates_.size()) {
     std::nth_element(candidates_.begin(), candidates_.begin() + p.top_k - 1, candidates_.end(), Before<Candidate>);
     candidates_.resize(static_cast<size_t>(p.top_k));
+    std::sort(candidates_.begin(), candidates_.end(), by_id);
   }
   double total = 0;
   const auto weigh = [&](const Candidate& c) { return std::exp((c.logit - max) * inverse_t); };
   if (p.top_p < 1.0f) {
     // The smallest set of best tokens whose probability reaches top_p: a heap gives the best one after the other, without sorting the vocabulary.
     double all = 0;
-    std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
     for (const Candidate& c : candidates_) all += weigh(c);
     const auto later = [](const Candidate& a, const Candidate& b) { return Before(b, a); };
     std::make_heap(candidates_.begin(), candidates_.end(), later);
@@ -83,9 +85,8 @@ int32_t Sampler::Choose(const StreamRequest& request, int64_t vocab) {
       total += weigh(*end);
     } while (total < enough && end != candidates_.begin());
     candidates_.erase(candidates_.begin(), end);
+    std::sort(candidates_.begin(), candidates_.end(), by_id);
   }
-  // Ascending ids: the order of the sum, and so the draw, does not depend on how the set was found.
-  std::sort(candidates_.begin(), candidates_.end(), [](const Candidate& a, const Candidate& b) { return a.id < b.id; });
   weights_.resize(candidates_.size());
   total = 0;
   for (size_t i = 0; i < candidates_.size(); ++i) total += weights_[i] = weigh(candidates_[i]);

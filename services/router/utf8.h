@@ -1,10 +1,11 @@
-// The little UTF-8 that rendering needs. Room: services/router.
+// What rendering needs beside common/text/utf8.h (NextUtf8, ReplaceInvalidUtf8). Room: services/router.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
-#include <string>
 #include <string_view>
+
+#include "common/text/utf8.h"
 
 namespace hearth::router {
 
@@ -14,10 +15,6 @@ inline bool IsContinuation(char byte) { return (static_cast<unsigned char>(byte)
 size_t UnfinishedBytes(std::string_view text);
 // Of valid UTF-8.
 int32_t CountCharacters(std::string_view text);
-// The length of the valid character at `at`, 0 when there is none (overlong forms, surrogates and values above 10FFFF are none).
-size_t CharacterLength(std::string_view text, size_t at);
 bool IsValidUtf8(std::string_view text);
-// Invalid bytes become U+FFFD, one for each maximal part of a character.
-std::string ReplaceInvalidUtf8(std::string_view text);
 
 }  // namespace hearth::router

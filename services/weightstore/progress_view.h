@@ -9,9 +9,6 @@
 
 namespace hearth {
 
-// "[#####.....] 50 %  1.2 GB of 2.4 GB, 1.1 GB/s, 1.1 s left"
-std::string FormatProgress(const LoadProgress& progress, bool with_bar);
-
 class ProgressView {
  public:
   ProgressView();
