@@ -113,6 +113,7 @@ absl::Status Validate(NodeConfig& c) {
   if (!kIsas.count(c.isa)) return bad("decode.isa '" + c.isa + "' is unknown: use auto, scalar, avx2, avx512 or avx512bf16");
   static const std::set<std::string> kLevels = {"trace", "debug", "info", "warn", "error", "off"};
   if (!kLevels.count(c.log_level)) return bad("node.log_level '" + c.log_level + "' is unknown: use trace, debug, info, warn, error or off");
+  if (c.http_listen.empty() && c.grpc_listen.empty()) return bad("router.http_listen and router.grpc_listen are both empty: no client could come in");
   if (c.model_name.empty()) {
     std::filesystem::path path(c.model_path);
     if (path.filename().empty()) path = path.parent_path();

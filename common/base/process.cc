@@ -28,6 +28,14 @@ std::vector<std::string> StatFields(pid_t pid) {
   return absl::StrSplit(all.substr(close + 2), ' ');
 }
 
+sigset_t StopSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  sigaddset(&set, SIGTERM);
+  sigaddset(&set, SIGINT);
+  return set;
+}
+
 }  // namespace
 
 absl::StatusOr<ProcessId> ProcessOf(pid_t pid) {
@@ -50,15 +58,16 @@ bool IsAlive(const ProcessId& id) {
   return now.ok() && now->start_ticks == id.start_ticks;
 }
 
+void HoldStopSignals() {
+  const sigset_t set = StopSignals();
+  pthread_sigmask(SIG_BLOCK, &set, nullptr);
+}
+
 void InstallStopSignals(std::function<void()> on_stop) {
   signal(SIGPIPE, SIG_IGN);
   signal(SIGHUP, SIG_IGN);
-  sigset_t set;
-  sigemptyset(&set);
-  sigaddset(&set, SIGTERM);
-  sigaddset(&set, SIGINT);
-  pthread_sigmask(SIG_BLOCK, &set, nullptr);
-  std::thread([set, on_stop = std::move(on_stop)] {
+  HoldStopSignals();
+  std::thread([set = StopSignals(), on_stop = std::move(on_stop)] {
     int sig = 0;
     sigwait(&set, &sig);
     g_stop_requested.store(true);

@@ -29,6 +29,9 @@ ProcessId SelfProcess();
 absl::StatusOr<ProcessId> ProcessOf(pid_t pid);  // NotFound when there is none
 bool IsAlive(const ProcessId& id);               // false for zombies and for a pid that now names another process
 
+// From here on a SIGTERM or SIGINT waits for InstallStopSignals instead of ending the process. The first statement of main: a stop that
+// comes while the process starts is then a stop like any other, with its exit code.
+void HoldStopSignals();
 // SIGTERM and SIGINT set the first flag, a second one ends the process at once; SIGHUP and SIGPIPE are ignored.
 // Call once, before any thread is made. `on_stop` runs on a thread of its own, once.
 void InstallStopSignals(std::function<void()> on_stop);

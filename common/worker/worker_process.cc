@@ -77,6 +77,7 @@ absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo
 }  // namespace
 
 int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
+  HoldStopSignals();
   const int64_t started_ns = MonotonicNowNs();
   CLI::App app(kind.description);
   std::string config_path = "/etc/hearth/node.toml", isa_flag, level_flag;

@@ -12,12 +12,16 @@ absl::Status Health::StoreReadiness() {
     was_attached_ = true;
     attached_at_ns_ = now_ns;
     if (view.generation) return absl::OkStatus();
-    return absl::UnavailableError(absl::StrFormat("the model's weights are loading: %s, %.0f %%, about %s left",
-                                                  view.phase.empty() ? "starting" : view.phase, 100 * view.load_fraction,
-                                                  view.load_eta_seconds > 0 ? HumanDuration(view.load_eta_seconds) : "an unknown time"));
+    std::string where = view.phase.empty() ? "starting" : view.phase;
+    if (view.load_eta_seconds > 0) {
+      absl::StrAppendFormat(&where, ", %.0f %%, about %s left", 100 * view.load_fraction, HumanDuration(view.load_eta_seconds));
+    }
+    return absl::UnavailableError(absl::StrCat("the model is being made ready: ", where));
   }
   if (was_attached_ && absl::Nanoseconds(now_ns - attached_at_ns_) < store_grace_) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat("the weight store is away: ", view.away_reason.empty() ? "not attached yet" : view.away_reason));
+  // Why is for the operator, in the log of the store's client: it names sockets, and a client can do nothing with it.
+  return absl::UnavailableError("the weight store is away; requests are taken again as soon as it is back (operators: `hearth status` and the log of "
+                                "hearth-weightstore say why)");
 }
 
 HealthView Health::Check() {

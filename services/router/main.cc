@@ -21,6 +21,7 @@ int ExitCodeOf(const absl::Status& status) {
 }  // namespace
 
 int main(int argc, char** argv) {
+  hearth::HoldStopSignals();
   CLI::App app{"hearth-router: takes requests by HTTP and gRPC and runs them on the node's workers"};
   std::string config_path = "/etc/hearth/node.toml";
   app.add_option("--config", config_path, "node.toml of the node")->envname("HEARTH_CONFIG");
@@ -51,6 +52,8 @@ int main(int argc, char** argv) {
   }
   for (const std::string& address : (*router)->http_addresses()) spdlog::info("HTTP on http://{}", address);
   for (const std::string& address : (*router)->grpc_addresses()) spdlog::info("gRPC on {}", address);
+  if (config->http_listen.empty()) spdlog::warn("HTTP is off: router.http_listen is empty");
+  if (config->grpc_listen.empty()) spdlog::warn("gRPC for clients is off: router.grpc_listen is empty");
   hearth::NotifyReady("listening");
 
   {

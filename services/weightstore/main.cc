@@ -153,6 +153,7 @@ int Run(const NodeConfig& config) {
 }  // namespace hearth
 
 int main(int argc, char** argv) {
+  hearth::HoldStopSignals();
   CLI::App app("Keeps a model's weights and KV pages in shared memory for the workers of this node.");
   app.footer(hearth::kTeaching);
   std::string config_path = "/etc/hearth/node.toml";

@@ -50,10 +50,15 @@ def test_requests():
         refused(node, 400, {"model": "m", "messages": hello, "tool_choice": "required", "tools": [{"type": "function", "function": {"name": "f"}}]}, words=["tool_choice"])
         refused(node, 400, {"model": "m", "messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]}, words=["image_url"])
         for path, prompt in (("/v1/completions", {"prompt": "hi"}), ("/v1/chat/completions", {"messages": hello})):
-            for field, value in (("allowed_token_ids", [5]), ("bad_words", ["a"]), ("stop_token_ids", [3]), ("typical_p", 0.5), ("mirostat", 2), ("repeat_penalty", 1.5),
+            for field, value in (("allowed_token_ids", [5]), ("bad_words", ["a"]), ("typical_p", 0.5), ("mirostat", 2),
                                  ("n_predict", 3), ("tools", [{"type": "function", "function": {"name": "f"}}]), ("tool_choice", "required"), ("audio", {})):
                 refused(node, 400, {"model": "m", **prompt, field: value}, path=path, words=[field])
             assert node.post(path, {"model": "m", **prompt, "max_tokens": 2, "mirostat": 0, "typical_p": 1, "stop_token_ids": [], "tools": []}).status == 200
+        refused(node, 400, {"model": "m", "messages": hello, "user": 7}, words=["user"])
+        compressed = node.post("/v1/completions", {"model": "m", "prompt": "hi"}, headers={"Content-Encoding": "gzip"})
+        assert compressed.status == 415 and "Content-Encoding" in compressed.json()["error"]["message"], compressed.body
+        half = node.post("/v1/completions", b'{"prompt": "a\\ud83d"}')
+        assert half.status == 400 and "half of a pair" in half.json()["error"]["message"], half.body
         refused(node, 400, {"model": "m", "prompt": [5] * 5000}, path="/v1/completions", param="prompt", code="context_length_exceeded")
         # The same with stream: a real status, not a 200 with an error inside.
         refused(node, 400, {"model": "m", "messages": [], "stream": True}, words=["messages"])

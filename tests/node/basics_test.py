@@ -73,6 +73,38 @@ def test_streaming_equals_whole():
             assert chunks[-1]["choices"] == [] and chunks[-1]["usage"]["completion_tokens"] == whole["usage"]["completion_tokens"]
 
 
+def test_stop_tokens_of_the_client():
+    with Node() as node:
+        prompt = dict(prompt="Once upon a time", max_tokens=40, ignore_eos=True, return_token_ids=True)
+        whole = node.completion(**prompt)["choices"][0]
+        ids = whole["token_ids"]
+        stop = ids[11]
+        first = ids.index(stop)
+        cut = node.completion(**prompt, stop_token_ids=[stop])["choices"][0]
+        assert cut["finish_reason"] == "stop" and cut["token_ids"] == ids[:first + 1], (cut, ids)
+        assert whole["text"].startswith(cut["text"]), "a stop token's own text is not part of the answer"
+        # Both spellings of one penalty.
+        one, other = (node.completion(**prompt, **{name: 1.4})["choices"][0]["token_ids"] for name in ("repetition_penalty", "repeat_penalty"))
+        assert one == other and one != ids, (one, other)
+
+
+def test_stop_signal_in_the_first_moment_of_a_process():
+    for delay in (0.004, 0.006, 0.008, 0.012, 0.02, 0.03):
+        with Node(start=False) as node:
+            for name in ("weightstore", "prefill", "decode", "router"):
+                node.start(name)
+                # Before main's first statement there are only the loader and the libraries' own start.
+                wait_for(f"{name}: main has begun", lambda: blocked(node.pid(name)), 5, interval=0.0002)
+                time.sleep(delay)
+                node.signal(name, signal.SIGTERM)
+                assert node.processes[name].wait(10) == 0, (name, delay, node.log(name))
+
+
+def blocked(pid):
+    mask = next(line for line in open(f"/proc/{pid}/status") if line.startswith("SigBlk:"))
+    return int(mask.split()[1], 16) >> (signal.SIGTERM - 1) & 1
+
+
 def test_client_gone_means_work_stopped():
     with Node() as node:
         with node.stream("/v1/completions", {"prompt": "Once", "max_tokens": 3000, "ignore_eos": True, "temperature": 0}) as events:

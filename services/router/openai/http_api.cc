@@ -99,6 +99,11 @@ void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpResponder> respond
   if (route->post && !IsJson(call->request.Header("content-type"))) {
     return Fail(call, HttpError(415, "unsupported_media_type", "the body must be JSON: send \"Content-Type: application/json\""));
   }
+  if (const std::string& coding = call->request.Header("content-encoding"); !coding.empty() && !absl::EqualsIgnoreCase(coding, "identity")) {
+    call->headers.emplace_back("Accept-Encoding", "identity");  // RFC 9110, 15.5.16: what would have been taken
+    return Fail(call, HttpError(415, "unsupported_media_type",
+                                absl::StrCat("a body with \"Content-Encoding: ", ReplaceInvalidUtf8(coding), "\" is not taken: send it uncompressed")));
+  }
   (this->*route->handler)(call);
 }
 

@@ -73,8 +73,10 @@ absl::StatusOr<Json> ParseJsonObject(std::string_view body) {
   } catch (const Json::parse_error& error) {
     // The library's own message quotes input, which may be anything; its position is what helps.
     std::string what = error.what();
-    const bool utf8 = what.find("UTF-8") != std::string::npos || what.find("surrogate") != std::string::npos;
-    return WithCode(absl::InvalidArgumentError(absl::StrFormat("the body is not valid %s at byte %d", utf8 ? "UTF-8" : "JSON", error.byte)),
+    const bool surrogate = what.find("surrogate") != std::string::npos;
+    const bool utf8 = what.find("UTF-8") != std::string::npos;
+    return WithCode(absl::InvalidArgumentError(absl::StrFormat("the body is not valid %s at byte %d%s", utf8 ? "UTF-8" : "JSON", error.byte,
+                                                               surrogate ? ": a \\uD800 to \\uDFFF escape counts only as half of a pair, high before low" : "")),
                     "invalid_json");
   } catch (const Json::exception&) {
     return WithCode(absl::InvalidArgumentError("the body is not valid JSON: a number in it is too large"), "invalid_json");

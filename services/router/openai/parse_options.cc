@@ -123,6 +123,8 @@ absl::Status ParseOptions(Fields& fields, const ModelInfo& model, RequestOptions
   }
   RETURN_IF_ERROR(fields.Integer("n", 1, kChoicesMax, &n));
   options->n = static_cast<int32_t>(n.value_or(1));
+  std::optional<std::string> user;  // who asks, in the client's words: checked, and not used
+  RETURN_IF_ERROR(fields.String("user", &user));
   return fields.Bool("skip_special_tokens", &options->skip_special_tokens);
 }
 

@@ -46,7 +46,7 @@ absl::Status RefuseOtherOutputs(Fields& fields) {
 
 // Options of other servers that change which tokens may come. A value that changes nothing is fine: clients send their defaults along.
 absl::Status RefuseOtherSampling(Fields& fields) {
-  for (const char* name : {"allowed_token_ids", "bad_words", "stop_token_ids"}) {
+  for (const char* name : {"allowed_token_ids", "bad_words"}) {
     const Json* list = fields.Get(name);
     if (list != nullptr && !(list->is_array() && list->empty())) return Unsupported(name, absl::StrCat("'", name, "' is not supported here"));
   }
@@ -60,7 +60,6 @@ absl::Status RefuseOtherSampling(Fields& fields) {
     RETURN_IF_ERROR(fields.Number(n.name, -1e9, 1e9, &value));
     if (value && *value != n.value) return Unsupported(n.name, absl::StrCat("'", n.name, "' is not supported here"));
   }
-  if (fields.Get("repeat_penalty") != nullptr) return Unsupported("repeat_penalty", "'repeat_penalty' is called 'repetition_penalty' here");
   if (fields.Get("n_predict") != nullptr) return Unsupported("n_predict", "'n_predict' is called 'max_tokens' here");
   return absl::OkStatus();
 }
