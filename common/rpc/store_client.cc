@@ -331,28 +331,25 @@ class StoreClientImpl final : public StoreClient {
         lease_id_ = welcome.lease_id();
         unsure_takes_.clear();  // settled; calls of this connection begin after it
         view_.place = RegionPlace{welcome.shm_dir(), welcome.node()};
-        view_.reuse_decoded_pages = welcome.reuse_decoded_pages();
         if (welcome.has_loading()) SetLoading(welcome.loading());
-        if (!welcome.generation().empty()) {
-          ASSIGN_OR_RETURN(const Hash128 generation, HashFromBytes(welcome.generation()));
-          if (router && !generation_.IsZero() && generation != generation_) switch_to = generation;
-          SetReady(generation);
+        if (welcome.has_generation()) {
+          const Hash128 before = generation_;
+          RETURN_IF_ERROR(SetReady(welcome.generation()));
+          if (router && !before.IsZero() && generation_ != before) switch_to = generation_;
         }
         attached_ = true;
         break;
       }
       case v1::AttachEvent::kGenerationReady: {
-        ASSIGN_OR_RETURN(const Hash128 generation, HashFromBytes(event.generation_ready().generation()));
-        SetReady(generation);
+        RETURN_IF_ERROR(SetReady(event.generation_ready().generation()));
         break;
       }
       case v1::AttachEvent::kSwitch: {
-        Hash128 generation;
-        if (!event.switch_().generation().empty()) {
-          ASSIGN_OR_RETURN(generation, HashFromBytes(event.switch_().generation()));
-          if (router) SetReady(generation);  // it maps nothing and follows at once
+        switch_to = Hash128{};
+        if (event.switch_().has_generation()) {
+          ASSIGN_OR_RETURN(switch_to, HashFromBytes(event.switch_().generation().id()));
+          if (router) RETURN_IF_ERROR(SetReady(event.switch_().generation()));  // it maps nothing and follows at once
         }
-        switch_to = generation;
         break;
       }
       case v1::AttachEvent::kLoading: SetLoading(event.loading()); break;
@@ -365,11 +362,15 @@ class StoreClientImpl final : public StoreClient {
     return absl::OkStatus();
   }
 
-  void SetReady(const Hash128& generation) {
-    generation_ = generation;
+  absl::Status SetReady(const v1::Generation& generation) {
+    ASSIGN_OR_RETURN(generation_, HashFromBytes(generation.id()));
+    ASSIGN_OR_RETURN(view_.fingerprint, HashFromBytes(generation.fingerprint()));
+    view_.model_dir = generation.model_dir();
+    view_.kv_tokens = generation.kv_tokens();
     view_.load_fraction = 1;
     view_.load_eta_seconds = 0;
     view_.phase = "ready";
+    return absl::OkStatus();
   }
 
   void SetLoading(const v1::LoadEvent& loading) {

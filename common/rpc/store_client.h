@@ -34,11 +34,13 @@ struct StoreClientOptions {
 struct StoreView {
   bool attached = false;
   std::optional<Hash128> generation;  // READY
+  std::string model_dir;              // of `generation`
+  Hash128 fingerprint;                // of its model
+  int64_t kv_tokens = 0;              // that its KV pool holds
   RegionPlace place;
   double load_fraction = 0;           // while loading
   double load_eta_seconds = 0;
   std::string phase;
-  bool reuse_decoded_pages = true;
   std::string away_reason;            // when not attached
 };
 

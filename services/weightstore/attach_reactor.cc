@@ -4,6 +4,16 @@
 #include "common/rpc/rpc.h"
 
 namespace hearth {
+namespace {
+
+void FillGeneration(const Generation& generation, v1::Generation* message) {
+  message->set_id(ToBytes(generation.id));
+  message->set_model_dir(generation.image->model_dir());
+  message->set_fingerprint(ToBytes(generation.image->fingerprint()));
+  message->set_kv_tokens(static_cast<int64_t>(generation.pool->geometry().num_pages) * kPageTokens);
+}
+
+}  // namespace
 
 void FillLoadEvent(const LoadState& state, v1::LoadEvent* event) {
   event->set_phase(state.phase);
@@ -87,23 +97,22 @@ void AttachReactor::HandleHello(const v1::AttachRequest::Hello& message) {
   answer.set_lease_id(welcome->lease_id);
   answer.set_shm_dir(config_.shm_dir);
   answer.set_node(config_.node_name);
-  answer.set_reuse_decoded_pages(config_.reuse_decoded_pages);
-  if (welcome->generation != nullptr) answer.set_generation(ToBytes(welcome->generation->id));
+  if (welcome->generation != nullptr) FillGeneration(*welcome->generation, answer.mutable_generation());
   if (welcome->loading.active) FillLoadEvent(welcome->loading, answer.mutable_loading());
   Send(std::move(event), false);
   if (welcome->drain) SendSwitch(welcome->newest);
 }
 
-void AttachReactor::SendReady(const Hash128& generation) {
+void AttachReactor::SendReady(const GenerationPtr& generation) {
   v1::AttachEvent event;
-  event.mutable_generation_ready()->set_generation(ToBytes(generation));
+  FillGeneration(*generation, event.mutable_generation_ready()->mutable_generation());
   Send(std::move(event), false);
 }
 
-void AttachReactor::SendSwitch(const Hash128& generation) {
+void AttachReactor::SendSwitch(const GenerationPtr& generation) {
   v1::AttachEvent event;
   event.mutable_switch_();
-  if (!generation.IsZero()) event.mutable_switch_()->set_generation(ToBytes(generation));
+  if (generation != nullptr) FillGeneration(*generation, event.mutable_switch_()->mutable_generation());
   Send(std::move(event), false);
 }
 

@@ -23,8 +23,8 @@ class AttachReactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1
   static grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachEvent>* Make(Store& store, const NodeConfig& config, absl::StatusOr<Caller> caller,
                                                                             std::function<void(const std::shared_ptr<AttachReactor>&, bool)> track);
 
-  void SendReady(const Hash128& generation) override;
-  void SendSwitch(const Hash128& generation) override;
+  void SendReady(const GenerationPtr& generation) override;
+  void SendSwitch(const GenerationPtr& generation) override;
   void SendLoading(const LoadState& loading) override;
   void End(const absl::Status& status);  // after what is queued; once
 

@@ -27,7 +27,7 @@ Store::Store(const NodeConfig& config)
                             .on_ready = [this](const GenerationPtr& generation) { OnReady(generation); },
                             .on_drain =
                                 [this] {
-                                  for (const auto& sink : Sinks([](const Session& s) { return s.generation != nullptr; })) sink->SendSwitch(Hash128{});
+                                  for (const auto& sink : Sinks([](const Session& s) { return s.generation != nullptr; })) sink->SendSwitch(nullptr);
                                 }}) {
   watch_ = std::make_unique<LeaseWatch>(
       LeaseWatch::Callbacks{.on_exit = [this](uint64_t lease) { OnExit(lease); }, .on_tick = [this] { OnTick(); }});
@@ -73,7 +73,7 @@ absl::StatusOr<Welcome> Store::Attach(const Caller& caller, const Hello& hello, 
   }
   welcome.lease_id = session.lease_id;
   welcome.loading = generations_.loading();
-  if (const GenerationPtr newest = generations_.Newest(); newest != nullptr && !newest->superseded) welcome.newest = newest->id;
+  if (const GenerationPtr newest = generations_.Newest(); newest != nullptr && !newest->superseded) welcome.newest = newest;
   sessions_[sink.get()] = std::move(session);
   return welcome;
 }
@@ -256,7 +256,7 @@ std::vector<std::shared_ptr<AttachSink>> Store::Sinks(const std::function<bool(c
 }
 
 void Store::OnReady(const GenerationPtr& generation) {
-  std::vector<std::pair<std::shared_ptr<AttachSink>, Hash128>> ready;
+  std::vector<std::pair<std::shared_ptr<AttachSink>, GenerationPtr>> ready;
   std::vector<std::shared_ptr<AttachSink>> switched;
   {
     std::lock_guard lock(mutex_);
@@ -273,11 +273,11 @@ void Store::OnReady(const GenerationPtr& generation) {
         spdlog::error("{} (process {}) gets no lease: {}", session.spec.name, session.spec.process.pid, given.ToString());
         continue;
       }
-      if (session.generation != nullptr) ready.emplace_back(session.sink, session.generation->id);
+      if (session.generation != nullptr) ready.emplace_back(session.sink, session.generation);
     }
   }
-  for (const auto& [sink, id] : ready) sink->SendReady(id);
-  for (const auto& sink : switched) sink->SendSwitch(generation->id);
+  for (const auto& [sink, given] : ready) sink->SendReady(given);
+  for (const auto& sink : switched) sink->SendSwitch(generation);
 }
 
 void Store::OnExit(uint64_t lease) {

@@ -28,8 +28,8 @@ namespace hearth {
 class AttachSink {
  public:
   virtual ~AttachSink() = default;
-  virtual void SendReady(const Hash128& generation) = 0;
-  virtual void SendSwitch(const Hash128& generation) = 0;  // zero: drain
+  virtual void SendReady(const GenerationPtr& generation) = 0;
+  virtual void SendSwitch(const GenerationPtr& generation) = 0;  // null: drain
   virtual void SendLoading(const LoadState& loading) = 0;
 };
 
@@ -53,7 +53,7 @@ struct Welcome {
   GenerationPtr generation;  // null: none is READY for it yet
   LoadState loading;
   bool drain = false;        // its generation is superseded: a switch follows
-  Hash128 newest;
+  GenerationPtr newest;
 };
 
 class Store {
