@@ -79,6 +79,27 @@ void InstallStopSignals(std::function<void()> on_stop) {
 
 bool StopRequested() { return g_stop_requested.load(); }
 
+void StopEvent::Set() {
+  std::lock_guard lock(mutex_);
+  set_ = true;
+  changed_.notify_all();
+}
+
+bool StopEvent::IsSet() const {
+  std::lock_guard lock(mutex_);
+  return set_;
+}
+
+void StopEvent::Wait() {
+  std::unique_lock lock(mutex_);
+  changed_.wait(lock, [this] { return set_; });
+}
+
+bool StopEvent::WaitFor(std::chrono::microseconds time) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_for(lock, time, [this] { return set_; });
+}
+
 void NotifyReady(std::string_view status) { sd_notifyf(0, "READY=1\nSTATUS=%.*s", static_cast<int>(status.size()), status.data()); }
 void NotifyStatus(std::string_view status) { sd_notifyf(0, "STATUS=%.*s", static_cast<int>(status.size()), status.data()); }
 void NotifyStopping() { sd_notify(0, "STOPPING=1"); }

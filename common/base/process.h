@@ -5,8 +5,11 @@
 #include <sys/types.h>
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstdint>
 #include <functional>
+#include <mutex>
 #include <string>
 #include <string_view>
 
@@ -36,6 +39,21 @@ void HoldStopSignals();
 // Call once, before any thread is made. `on_stop` runs on a thread of its own, once.
 void InstallStopSignals(std::function<void()> on_stop);
 bool StopRequested();
+
+// Set once, by the stop signals' thread; waited for by main. That thread outlives main, so what its callback touches must too: an event with
+// static storage, or one that the callback shares.
+class StopEvent {
+ public:
+  void Set();
+  bool IsSet() const;
+  void Wait();
+  bool WaitFor(std::chrono::microseconds time);  // whether it is set
+
+ private:
+  mutable std::mutex mutex_;
+  std::condition_variable changed_;
+  bool set_ = false;
+};
 
 // sd_notify, silent where there is no service manager.
 void NotifyReady(std::string_view status);
