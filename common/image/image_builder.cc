@@ -1,5 +1,5 @@
-// The steps from checkpoint to READY image, and back to proof. Contract: image_builder.h, docs/weight-image.md. Room:
-// services/weightstore.
+// The steps from checkpoint to READY image, and back to proof. Contract: image_builder.h, docs/weight-image.md.
+// Room: common/image.
 #include "common/image/image_builder.h"
 
 #include <algorithm>
@@ -135,7 +135,8 @@ absl::StatusOr<BuildResult> BuildImage(const BuildOptions& options) {
   result.notes = plan.config.notes;
   result.notes.insert(result.notes.end(), topology.notes.begin(), topology.notes.end());
   ASSIGN_OR_RETURN(std::vector<ShmRegion> segments,
-                   CreateSegments(options.place, generation, needs.segment_bytes, topology, result.notes));
+                   CreateSegments(options.place, generation, needs.segment_bytes, topology,
+                                  {.progress = options.allocating, .cancelled = options.cancelled}, result.notes));
   std::vector<uint8_t*> bodies;
   for (const ShmRegion& segment : segments) bodies.push_back(segment.body());
   ASSIGN_OR_RETURN(ShmRegion manifest_region,

@@ -448,12 +448,32 @@ TEST_F(ImageTest, AFileThatShrinksWhileItIsReadIsDataLoss) {
   EXPECT_THAT(Message(status), HasSubstr("model.safetensors: ends at byte"));
 }
 
+TEST_F(ImageTest, CancellingWhileMemoryIsAllocatedLeavesNothing) {
+  BuildOptions options = Options(FableDir(), 2);
+  bool allocated = false, read = false;
+  options.allocating = [&](const LoadProgress&) { allocated = true; };
+  options.progress = [&](const LoadProgress&) { read = true; };
+  options.cancelled = [&] { return allocated; };
+  EXPECT_EQ(BuildImage(options).status().code(), absl::StatusCode::kCancelled);
+  EXPECT_TRUE(allocated);
+  EXPECT_FALSE(read);
+  EXPECT_TRUE(FilesLeft().empty());
+}
+
 TEST_F(ImageTest, ProgressEndsAtTheWhole) {
   std::vector<LoadProgress> seen;
   BuildOptions options = Options(FableDir(), 2);
+  std::vector<LoadProgress> before;
+  options.allocating = [&](const LoadProgress& p) {
+    EXPECT_TRUE(seen.empty()) << "memory first";
+    before.push_back(p);
+  };
   options.progress = [&](const LoadProgress& p) { seen.push_back(p); };
   ASSERT_TRUE(BuildImage(options).ok());
+  ASSERT_FALSE(before.empty());
   ASSERT_FALSE(seen.empty());
+  EXPECT_EQ(before.back().done_bytes, before.back().total_bytes);
+  EXPECT_GE(before.back().done_bytes, seen.back().total_bytes);
   for (size_t i = 1; i < seen.size(); ++i) EXPECT_GE(seen[i].done_bytes, seen[i - 1].done_bytes);
   EXPECT_EQ(seen.back().done_bytes, seen.back().total_bytes);
   EXPECT_GT(seen.back().bytes_per_second, 0);

@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <optional>
 #include <set>
-#include <thread>
 
 #include "common/base/time.h"
 #include "common/numa/placement.h"
@@ -39,37 +38,43 @@ void NoteRoom(const std::vector<ShardHome>& homes, const std::vector<uint64_t>& 
 
 absl::StatusOr<std::vector<ShmRegion>> CreateSegments(const RegionPlace& place, const Hash128& generation,
                                                       const std::vector<uint64_t>& bytes, const Topology& topology,
-                                                      std::vector<std::string>& notes) {
+                                                      ReadOptions options, std::vector<std::string>& notes) {
   const std::vector<ShardHome> homes = PlaceShards(topology, static_cast<int>(bytes.size()));
   const bool placeable = Placeable(topology);
   if (placeable) NoteRoom(homes, bytes, topology, notes);
-  std::vector<absl::StatusOr<ShmRegion>> made;
+  std::vector<std::optional<ShmRegion>> made(bytes.size());
   std::vector<std::string> thread_notes(bytes.size());
-  for (size_t i = 0; i < bytes.size(); ++i) made.emplace_back(absl::UnknownError("not made"));
-  std::vector<std::thread> threads;
-  for (size_t i = 0; i < bytes.size(); ++i) {
-    const auto make = [&, i] {
-      std::optional<PreferNode> prefer;
-      if (placeable) thread_notes[i] = prefer.emplace(homes[i].node).note();
-      made[i] = ShmRegion::Create(place.Path(SegmentWhat(static_cast<int64_t>(i)), generation), RegionKind::kSegment,
-                                  kSegmentVersion, generation, bytes[i]);
+  std::atomic<uint64_t> done{0};
+  std::atomic<bool> stop{false};
+  const auto make = [&](size_t i) -> absl::Status {
+    std::optional<PreferNode> prefer;
+    if (placeable) thread_notes[i] = prefer.emplace(homes[i].node).note();
+    uint64_t before = 0;
+    const auto on_allocated = [&](uint64_t now) -> absl::Status {
+      done.fetch_add(now - std::exchange(before, now), std::memory_order_relaxed);
+      if (stop.load(std::memory_order_relaxed)) return absl::CancelledError("loading was cancelled");
+      return absl::OkStatus();
     };
-    if (placeable) {
-      threads.emplace_back(make);  // nodes allocate side by side; a thread of its own carries each policy
-    } else {
-      make();
-      if (!made[i].ok()) break;
-    }
-  }
-  for (std::thread& thread : threads) thread.join();
+    ASSIGN_OR_RETURN(made[i], ShmRegion::Create(place.Path(SegmentWhat(static_cast<int64_t>(i)), generation),
+                                                RegionKind::kSegment, kSegmentVersion, generation, bytes[i],
+                                                on_allocated));
+    return absl::OkStatus();
+  };
+  uint64_t total = 0;
+  for (const uint64_t b : bytes) total += b + kRegionHeaderBytes;
+  // Nodes allocate side by side, since the policy is the thread's; without nodes more threads would only be in each other's way.
+  options.num_threads = placeable ? static_cast<int>(bytes.size()) : 1;
+  const absl::Status status = RunWithProgress(options, total, done, stop, [&](int thread) -> absl::Status {
+    if (placeable) return make(static_cast<size_t>(thread));
+    for (size_t i = 0; i < bytes.size(); ++i) RETURN_IF_ERROR(make(i));
+    return absl::OkStatus();
+  });
   std::set<std::string> distinct(thread_notes.begin(), thread_notes.end());
   distinct.erase("");
   notes.insert(notes.end(), distinct.begin(), distinct.end());
+  RETURN_IF_ERROR(status);
   std::vector<ShmRegion> segments;
-  for (absl::StatusOr<ShmRegion>& region : made) {
-    if (!region.ok()) return region.status();
-    segments.push_back(*std::move(region));
-  }
+  for (std::optional<ShmRegion>& region : made) segments.push_back(*std::move(region));
   return segments;
 }
 

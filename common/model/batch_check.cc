@@ -41,10 +41,7 @@ absl::Status CheckBatch(const ModelConfig& config, const KvGeometry& expected, c
   for (const int32_t row : batch.logit_rows) {
     if (row < 0 || row >= m) return Bad("logits of row ", row, " wanted from ", m, " rows");
   }
-  if (pool.layers < expected.layers || pool.row_elements != expected.row_elements || pool.dtype != expected.dtype) {
-    return Bad("the KV pool holds ", pool.layers, " layers of ", pool.row_elements, " ", Sv(DTypeName(pool.dtype)), ", the model needs ",
-               expected.layers, " of ", expected.row_elements, " ", Sv(DTypeName(expected.dtype)));
-  }
+  if (const absl::Status fits = CheckFits(pool, expected); !fits.ok()) return Bad(fits.message());
   int64_t next_row = 0;
   for (size_t i = 0; i < batch.sequences.size(); ++i) {
     const KvSequence& s = batch.sequences[i];

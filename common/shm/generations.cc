@@ -7,24 +7,11 @@
 #include <unistd.h>
 
 #include <map>
-#include <utility>
 
 #include "common/shm/kv_pool.h"
 #include "common/shm/weight_image.h"
 
 namespace hearth {
-namespace {
-
-// The process that a region names, whatever its state; nobody where the header can't be believed.
-ProcessId OwnerOf(const RegionFile& file) {
-  const auto [kind, version] = file.what == kManifestWhat ? std::pair(RegionKind::kManifest, kManifestVersion)
-                               : file.what == kKvPoolWhat ? std::pair(RegionKind::kKvPool, kKvPoolVersion)
-                                                          : std::pair(RegionKind::kSegment, kSegmentVersion);
-  const absl::StatusOr<ShmRegion> region = ShmRegion::Open(file.path, kind, version, MapMode::kReadOnly);
-  return region.ok() ? region->owner() : ProcessId{};
-}
-
-}  // namespace
 
 std::vector<GenerationInfo> ListGenerations(const RegionPlace& place) {
   std::map<std::string, GenerationInfo> found;
@@ -35,7 +22,7 @@ std::vector<GenerationInfo> ListGenerations(const RegionPlace& place) {
     struct stat st;
     if (stat(file.path.c_str(), &st) == 0) info.bytes += static_cast<uint64_t>(st.st_size);
     if (file.what == kKvPoolWhat) info.has_kv_pool = true;
-    if (info.owner.pid == 0) info.owner = OwnerOf(file);
+    if (info.owner.pid == 0) info.owner = OwnerOfRegionFile(file.path);
   }
   std::vector<GenerationInfo> list;
   for (auto& [hex, info] : found) {

@@ -73,12 +73,22 @@ class PrivateKvPool : public KvPool {
 
 }  // namespace
 
+absl::Status CheckFits(const KvGeometry& pool, const KvGeometry& wanted) {
+  if (pool.layers >= wanted.layers && pool.row_elements == wanted.row_elements && pool.dtype == wanted.dtype) {
+    return absl::OkStatus();
+  }
+  return absl::FailedPreconditionError(absl::StrCat(
+      "the KV pool holds ", pool.layers, " layers of ", pool.row_elements, " ", Sv(DTypeName(pool.dtype)),
+      ", the model needs ", wanted.layers, " of ", wanted.row_elements, " ", Sv(DTypeName(wanted.dtype))));
+}
+
 absl::StatusOr<std::shared_ptr<KvPool>> KvPool::Create(const RegionPlace& place, const Hash128& generation,
-                                                       const KvGeometry& geometry) {
+                                                       const KvGeometry& geometry,
+                                                       const AllocationHook& on_allocated) {
   RETURN_IF_ERROR(CheckGeometry(geometry));
   const uint64_t body = kKvPagesOffset + geometry.num_pages * geometry.page_bytes();
   ASSIGN_OR_RETURN(ShmRegion region, ShmRegion::Create(place.Path(kKvPoolWhat, generation), RegionKind::kKvPool,
-                                                       kKvPoolVersion, generation, body));
+                                                       kKvPoolVersion, generation, body, on_allocated));
   // Fresh shared memory is zero: every page says tokens_valid = 0.
   KvPoolHeader header{};
   header.geometry = geometry;

@@ -50,6 +50,10 @@ struct KvGeometry {
   uint64_t page_bytes() const { return (kPageHeaderBytes + layers * layer_bytes() + 4095) / 4096 * 4096; }
 };
 
+// Whether a model that wants `wanted` can keep its KV in pages of `pool`, however many there are: as many layers or more,
+// rows of the same elements and dtype. FailedPrecondition says what the pool holds and what is needed.
+absl::Status CheckFits(const KvGeometry& pool, const KvGeometry& wanted);
+
 // The body of the pool's region begins with this; the pages follow at kKvPagesOffset of the body. Written once, before
 // READY.
 struct KvPoolHeader {
@@ -67,10 +71,11 @@ inline constexpr std::string_view kKvPoolWhat = "kv";  // hearth.<node>.kv.<gene
 
 class KvPool {
  public:
-  // Allocates all pages, zeroed, and leaves the region READY. Errors: as ShmRegion::Create; InvalidArgument for the
-  // geometry.
+  // Allocates all pages, zeroed, and leaves the region READY. Errors and `on_allocated`: as ShmRegion::Create;
+  // InvalidArgument for the geometry.
   static absl::StatusOr<std::shared_ptr<KvPool>> Create(const RegionPlace& place, const Hash128& generation,
-                                                        const KvGeometry& geometry);
+                                                        const KvGeometry& geometry,
+                                                        const AllocationHook& on_allocated = {});
   // Maps it read-write. Errors: as ShmRegion::Open; FailedPrecondition when not READY; DataLoss for a geometry that
   // can't be.
   static absl::StatusOr<std::shared_ptr<KvPool>> Attach(const RegionPlace& place, const Hash128& generation);

@@ -100,6 +100,22 @@ TEST_F(KvPoolTest, AttachRefusesWhatItCannotBelieve) {
   EXPECT_EQ(KvPool::Attach(place_, other).status().code(), absl::StatusCode::kDataLoss);
 }
 
+TEST_F(KvPoolTest, AModelFitsAPoolOfItsRowsAndAtLeastItsLayers) {
+  const KvGeometry pool = Geometry();
+  EXPECT_TRUE(CheckFits(pool, pool).ok());
+  const auto status = [&](auto change) {
+    KvGeometry wanted = pool;
+    change(wanted);
+    return CheckFits(pool, wanted);
+  };
+  EXPECT_TRUE(status([](KvGeometry& g) { ++g.num_pages; }).ok());
+  EXPECT_TRUE(status([](KvGeometry& g) { --g.layers; }).ok());
+  EXPECT_TRUE(absl::IsFailedPrecondition(status([](KvGeometry& g) { ++g.layers; })));
+  EXPECT_TRUE(absl::IsFailedPrecondition(status([](KvGeometry& g) { --g.row_elements; })));
+  const absl::Status other = status([](KvGeometry& g) { g.dtype = DType::kF32; });
+  EXPECT_THAT(std::string(other.message()), testing::HasSubstr("BF16, the model needs"));
+}
+
 TEST_F(KvPoolTest, ImpossibleGeometriesAreRefusedByName) {
   const auto status = [&](auto change) {
     KvGeometry g = Geometry();

@@ -160,14 +160,43 @@ std::string FdPath(int fd) {
   return absl::StrCat("/proc/self/fd/", fd);
 }
 
-// fallocate of every byte; file systems without it (some network ones) get the slow way of the C library.
-int AllocateAll(int fd, uint64_t bytes) {
+// fallocate; file systems without it (some network ones) get the slow way of the C library. 0 or an errno.
+int Allocate(int fd, uint64_t offset, uint64_t bytes) {
   int rc;
   do {
-    rc = fallocate(fd, 0, 0, static_cast<off_t>(bytes)) == 0 ? 0 : errno;
+    rc = fallocate(fd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) == 0 ? 0 : errno;
   } while (rc == EINTR);
-  if (rc == EOPNOTSUPP || rc == ENOSYS) rc = posix_fallocate(fd, 0, static_cast<off_t>(bytes));
+  if (rc == EOPNOTSUPP || rc == ENOSYS) rc = posix_fallocate(fd, static_cast<off_t>(offset), static_cast<off_t>(bytes));
   return rc;
+}
+
+// Every byte of the file.
+absl::Status AllocateAll(int fd, uint64_t bytes, const std::string& path, const AllocationHook& on_allocated) {
+  const std::string dir = DirOf(path);
+  const auto refused = [&](int error, uint64_t done) {
+    const absl::StatusOr<uint64_t> available = ShmAvailableBytes(dir);
+    const std::string message =
+        absl::StrCat("allocating ", path, ": needed ", bytes, " bytes, available ",
+                     available.ok() ? absl::StrCat(*available + done, " bytes") : "unknown", " in ", dir, " (",
+                     Errno(error), "); free memory there, or raise the size of that file system (mount -o "
+                     "remount,size=...)");
+    if (error == ENOSPC || error == ENOMEM || error == EFBIG || error == EDQUOT)
+      return absl::ResourceExhaustedError(message);
+    return absl::InternalError(message);
+  };
+  // What can't fit is refused before the first step, as one call for all of it would be: the steps before the last would
+  // take the memory that the rest of the machine lives on.
+  if (bytes > kAllocationStepBytes) {
+    const absl::StatusOr<uint64_t> available = ShmAvailableBytes(dir);
+    if (available.ok() && *available < bytes) return refused(ENOSPC, 0);
+  }
+  for (uint64_t done = 0; done < bytes;) {
+    const uint64_t step = std::min(kAllocationStepBytes, bytes - done);
+    if (const int error = Allocate(fd, done, step); error != 0) return refused(error, done);
+    done += step;
+    if (on_allocated) RETURN_IF_ERROR(on_allocated(done));
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -191,7 +220,8 @@ ShmRegion& ShmRegion::operator=(ShmRegion&&) noexcept = default;
 ShmRegion::~ShmRegion() = default;
 
 absl::StatusOr<ShmRegion> ShmRegion::Create(const std::string& path, RegionKind kind, uint64_t kind_version,
-                                            const Hash128& generation, uint64_t body_bytes) {
+                                            const Hash128& generation, uint64_t body_bytes,
+                                            const AllocationHook& on_allocated) {
   const std::string dir = DirOf(path);
   uint64_t region_bytes = kRegionHeaderBytes + body_bytes;
   if (region_bytes < body_bytes || region_bytes > INT64_MAX) {
@@ -219,15 +249,8 @@ absl::StatusOr<ShmRegion> ShmRegion::Create(const std::string& path, RegionKind 
     const uint64_t page = static_cast<uint64_t>(fs.f_bsize);
     region_bytes = (region_bytes + page - 1) / page * page;
   }
-  if (const int error = AllocateAll(file.fd, region_bytes); error != 0) {
-    const absl::StatusOr<uint64_t> available = ShmAvailableBytes(dir);
-    const std::string message =
-        absl::StrCat("allocating ", path, ": needed ", region_bytes, " bytes, available ",
-                     available.ok() ? absl::StrCat(*available, " bytes") : "unknown", " in ", dir, " (", Errno(error),
-                     "); free memory there, or raise the size of that file system (mount -o remount,size=...)");
-    if (error == ENOSPC || error == ENOMEM || error == EFBIG || error == EDQUOT)
-      return fail(absl::ResourceExhaustedError(message));
-    return fail(absl::InternalError(message));
+  if (absl::Status allocated = AllocateAll(file.fd, region_bytes, path, on_allocated); !allocated.ok()) {
+    return fail(std::move(allocated));
   }
   PublishPoint("region.allocated");
   try {
@@ -339,6 +362,23 @@ ProcessId ShmRegion::owner() const {
     if (h.owner_pid.load(std::memory_order_acquire) == pid) return pid == 0 ? ProcessId{} : ProcessId{pid, start};
   }
   return ProcessId{};
+}
+
+ProcessId OwnerOfRegionFile(const std::string& path) {
+  const Fd file{open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
+  if (file.fd < 0) return {};
+  const auto read = [&](RegionHeader& h) {
+    return pread(file.fd, static_cast<void*>(&h), sizeof(h), 0) == static_cast<ssize_t>(sizeof(h)) &&
+           h.magic == kRegionMagic;
+  };
+  // As ShmRegion::owner: a copy that a new owner's stores fell into is read again.
+  for (int i = 0; i < 100; ++i) {
+    RegionHeader first, second;
+    if (!read(first) || !read(second)) return {};
+    const ProcessId owner{first.owner_pid.load(), first.owner_start.load()};
+    if (owner == ProcessId{second.owner_pid.load(), second.owner_start.load()}) return owner.pid == 0 ? ProcessId{} : owner;
+  }
+  return {};
 }
 
 absl::StatusOr<uint64_t> ShmAvailableBytes(const std::string& dir) {

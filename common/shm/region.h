@@ -6,6 +6,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -56,14 +57,20 @@ struct RegionPlace {
 
 enum class MapMode { kReadOnly, kReadWrite };
 
+// Allocation goes in steps, each a fraction of a second: a region of hundreds of GB takes minutes, in which somebody wants
+// to hear of progress, or gives up. Called after each step with the bytes so far; an error of it ends the creation.
+using AllocationHook = std::function<absl::Status(uint64_t allocated_bytes)>;
+inline constexpr uint64_t kAllocationStepBytes = 256ull << 20;
+
 class ShmRegion {
  public:
   // Makes the file (mode 0600), allocates every byte of it (fallocate: a full tmpfs is ResourceExhausted here, never
   // SIGBUS later; the message has needed and available), maps it read-write, writes the header with state kLoading and
   // this process as owner. AlreadyExists if the file is there, PermissionDenied naming the directory that refuses,
-  // NotFound for a missing one. After an error no file is left.
+  // NotFound for a missing one, and what `on_allocated` says. After an error no file is left.
   static absl::StatusOr<ShmRegion> Create(const std::string& path, RegionKind kind, uint64_t kind_version,
-                                          const Hash128& generation, uint64_t body_bytes);
+                                          const Hash128& generation, uint64_t body_bytes,
+                                          const AllocationHook& on_allocated = {});
   // Maps an existing file after validating its header. Errors: NotFound; FailedPrecondition for another magic or
   // version (both named; a zero magic is a creation that a crash cut short) or another kind; DataLoss for a wrong size,
   // hash or state; PermissionDenied for a file that another user may have planted.
@@ -90,6 +97,10 @@ class ShmRegion {
   explicit ShmRegion(std::unique_ptr<Impl> impl);
   std::unique_ptr<Impl> impl_;
 };
+
+// Who made or adopted the region in this file, whatever its kind, version and state; nobody (pid 0) where no owner has
+// been written yet or the file is no region. Maps nothing, and believes nothing else of the header.
+ProcessId OwnerOfRegionFile(const std::string& path);
 
 // Bytes that may still be allocated in the file system of `dir` (statvfs; MemAvailable for a tmpfs without limit), and
 // whether it is writable: checked before loading. PermissionDenied names the directory of the path that can't be

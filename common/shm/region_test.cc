@@ -169,6 +169,59 @@ TEST_F(RegionTest, TooSmallTmpfsIsResourceExhaustedWithBothNumbersAndLeavesNothi
   EXPECT_EQ(rc, 0);
 }
 
+TEST_F(RegionTest, AllocationGoesInStepsAndEndsWhenItsHookSaysSo) {
+  const std::string path = place_.Path("segment0", generation_);
+  const uint64_t body = kAllocationStepBytes + (1 << 20);
+  std::vector<uint64_t> steps;
+  {
+    const absl::StatusOr<ShmRegion> region =
+        ShmRegion::Create(path, RegionKind::kSegment, 7, generation_, body, [&](uint64_t allocated) {
+          steps.push_back(allocated);
+          return absl::OkStatus();
+        });
+    ASSERT_TRUE(region.ok()) << std::string(region.status().message());
+    EXPECT_THAT(steps, ElementsAre(kAllocationStepBytes, body + kRegionHeaderBytes));
+    struct stat st;
+    ASSERT_EQ(stat(path.c_str(), &st), 0);
+    EXPECT_GE(static_cast<uint64_t>(st.st_blocks) * 512, region->bytes());
+  }
+  fs::remove(path);
+  const absl::Status stopped =
+      ShmRegion::Create(path, RegionKind::kSegment, 7, generation_, body, [&](uint64_t allocated) -> absl::Status {
+        EXPECT_EQ(allocated, kAllocationStepBytes) << "nothing is allocated after the refusal";
+        return absl::CancelledError("enough");
+      }).status();
+  EXPECT_TRUE(absl::IsCancelled(stopped));
+  EXPECT_FALSE(fs::exists(path));
+}
+
+TEST_F(RegionTest, WhatCannotFitTakesNoMemoryOnTheWay) {
+  int steps = 0;
+  const absl::Status refused = ShmRegion::Create(place_.dir + "/r", RegionKind::kSegment, 7, generation_, 1ull << 50,
+                                                 [&](uint64_t) -> absl::Status {
+                                                   ++steps;
+                                                   return absl::CancelledError("it was begun");
+                                                 })
+                                   .status();
+  EXPECT_TRUE(absl::IsResourceExhausted(refused)) << std::string(refused.message());
+  EXPECT_EQ(steps, 0);
+}
+
+TEST_F(RegionTest, TheOwnerIsReadFromAnyRegionFile) {
+  const std::string path = place_.dir + "/r";
+  EXPECT_EQ(OwnerOfRegionFile(path), ProcessId{});
+  Write(path, std::string(5000, '\0'));  // creation was cut short
+  EXPECT_EQ(OwnerOfRegionFile(path), ProcessId{});
+  Write(path, "short");
+  EXPECT_EQ(OwnerOfRegionFile(path), ProcessId{});
+  fs::remove(path);
+  ShmRegion region = Make(path);
+  EXPECT_EQ(OwnerOfRegionFile(path), *ProcessOf(getpid()));
+  region.SetState(RegionState::kRetired);
+  region.SetOwner({77, 88});
+  EXPECT_EQ(OwnerOfRegionFile(path), (ProcessId{77, 88}));
+}
+
 TEST_F(RegionTest, UnwritableAndUnenterableDirectoriesAreNamed) {
   EXPECT_EQ(ShmAvailableBytes("/no/such/dir").status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(ShmAvailableBytes("/no/such/dir").status().message()), HasSubstr("/no does not exist"));

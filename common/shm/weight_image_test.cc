@@ -14,6 +14,7 @@
 #include "common/shm/generations.h"
 #include "common/shm/kv_pool.h"
 #include "common/shm/manifest.h"
+#include "common/shm/store_table.h"
 
 namespace hearth {
 namespace {
@@ -268,7 +269,7 @@ TEST_F(WeightImageTest, SegmentsOfAnotherGenerationOrSizeOrMissingAreDataLoss) {
 }
 
 TEST_F(WeightImageTest, GenerationsAreListedAndRemovedAlone) {
-  const Hash128 half = RandomHash128(), alone = RandomHash128();
+  const Hash128 half = RandomHash128(), alone = RandomHash128(), only_table = RandomHash128();
   HandMade ready = Publish(SmallManifest(generation_));
   HandMade loading = Publish(SmallManifest(half));
   loading.manifest[0].SetState(RegionState::kLoading);
@@ -278,19 +279,21 @@ TEST_F(WeightImageTest, GenerationsAreListedAndRemovedAlone) {
   geometry.num_pages = 2;
   ASSERT_TRUE(KvPool::Create(place_, alone, geometry).ok());
   ASSERT_TRUE(KvPool::Create(place_, generation_, geometry).ok());
+  ASSERT_TRUE(StoreTable::Create(place_, only_table, {.num_pages = 2, .num_rows = 2}).ok());
   for (const char* name : {"hearth.n1.table", "hearth.n2.manifest.0123", "other"})
     std::ofstream(place_.dir + "/" + name) << "x";
 
   const std::vector<GenerationInfo> list = ListGenerations(place_);
-  ASSERT_EQ(list.size(), 3u);
+  ASSERT_EQ(list.size(), 4u);
   for (const GenerationInfo& info : list) {
     EXPECT_EQ(info.complete, info.generation == generation_);
     EXPECT_EQ(info.problem.empty(), info.complete);
-    EXPECT_EQ(info.has_kv_pool, info.generation != half);
+    EXPECT_EQ(info.has_kv_pool, info.generation == alone || info.generation == generation_);
     EXPECT_EQ(info.state, info.generation == generation_ ? RegionState::kReady : RegionState::kLoading);
     EXPECT_EQ(info.owner, *ProcessOf(getpid()));
   }
   ASSERT_TRUE(RemoveGeneration(place_, half).ok());
+  ASSERT_TRUE(RemoveGeneration(place_, only_table).ok());
   ASSERT_TRUE(RemoveGeneration(place_, alone).ok());
   ASSERT_TRUE(RemoveGeneration(place_, alone).ok());
   EXPECT_TRUE(AttachStatus().ok());
