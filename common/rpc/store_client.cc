@@ -109,10 +109,15 @@ class StoreClientImpl final : public StoreClient {
   }
 
   absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128& request, int32_t first_index, int32_t count) override {
+    return Alloc(request, first_index, count, 0);
+  }
+
+  absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128& request, int32_t first_index, int32_t count, int32_t at_least) override {
     v1::AllocRequest message;
     message.set_request_id(ToBytes(request));
     message.set_first_index(first_index);
     message.set_count(count);
+    message.set_at_least(at_least);
     return PagesCall(&v1::Store::Stub::Alloc, request, message);
   }
 

@@ -2,7 +2,6 @@
 #include "services/weightstore/generations.h"
 
 #include <dirent.h>
-#include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -25,6 +24,7 @@ constexpr int64_t kPoolTokensMin = 32'768;    // one long conversation
 constexpr int64_t kPoolTokensMax = 262'144;   // by default; a configured size may be larger
 constexpr uint64_t kRowsPerPage = 4;          // a published page is shared by some streams; rows are 64 bytes, pages some 10 KB to MB
 constexpr uint64_t kRowsMin = 4096;
+constexpr int64_t kAllocationStepUs = 30'000'000;  // one step of a pool's allocation takes tenths of a second; a loaded machine, seconds
 
 std::string Canonical(const std::string& path) {
   std::error_code error;
@@ -51,17 +51,6 @@ uint64_t SourceStamp(const std::string& model_dir) {
   std::string text;
   for (const std::string& line : lines) text += line;
   return Xxh3_64(text.data(), text.size());
-}
-
-// Of any region file, whatever its kind and state: who made or adopted it. Nothing else in the header is believed here.
-ProcessId OwnerOf(const std::string& path) {
-  const int fd = open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
-  if (fd < 0) return {};
-  RegionHeader header;
-  const ssize_t got = pread(fd, static_cast<void*>(&header), sizeof(header), 0);
-  close(fd);
-  if (got != static_cast<ssize_t>(sizeof(header)) || header.magic != kRegionMagic) return {};
-  return {header.owner_pid.load(), header.owner_start.load()};
 }
 
 bool HasLivingLease(StoreTable& table) {
@@ -127,7 +116,7 @@ uint64_t Generations::ConfigStamp() const {
 
 absl::Status Generations::CheckAlone() const {
   for (const std::string& path : ListRegions(place_)) {
-    const ProcessId owner = OwnerOf(path);
+    const ProcessId owner = OwnerOfRegionFile(path);
     if (owner.pid != 0 && owner != SelfProcess() && IsAlive(owner)) {
       return absl::FailedPreconditionError(absl::StrCat("node '", place_.node, "' has a weight store already: process ", owner.pid, " owns ", path,
                                                         "; stop it, or choose another node.name"));
@@ -136,15 +125,16 @@ absl::Status Generations::CheckAlone() const {
   return absl::OkStatus();
 }
 
-absl::Status Generations::MakePoolAndTable(const Hash128& generation, const Sizes& sizes, uint64_t source_stamp) const {
+absl::Status Generations::MakePoolAndTable(const Hash128& generation, const Sizes& sizes, const Origin& origin,
+                                           const AllocationHook& on_allocated) const {
   StoreTableSpec spec = sizes.table;
-  spec.source_stamp = source_stamp;
-  spec.config_stamp = ConfigStamp();
-  {
-    std::lock_guard lock(mutex_);
-    spec.sequence = last_sequence_ + 1;
-  }
-  RETURN_IF_ERROR(KvPool::Create(place_, generation, sizes.geometry).status());
+  spec.sequence = origin.sequence;
+  spec.source_stamp = origin.source_stamp;
+  spec.config_stamp = origin.config_stamp;
+  // The pool, which takes long, while the old table is still there: a crash meanwhile loses nothing that only the table knows.
+  unlink(place_.Path(kKvPoolWhat, generation).c_str());
+  RETURN_IF_ERROR(KvPool::Create(place_, generation, sizes.geometry, on_allocated).status());
+  unlink(place_.Path(kStoreTableWhat, generation).c_str());
   return StoreTable::Create(place_, generation, spec).status();
 }
 
@@ -162,9 +152,10 @@ absl::StatusOr<GenerationPtr> Generations::Open(const Hash128& id, bool adopted)
       why = pool.status().ToString();
     } else if (!table.ok()) {
       why = table.status().ToString();
-    } else if ((*pool)->geometry().num_pages != static_cast<uint64_t>((*table)->num_pages()) ||
-               (*pool)->geometry().layers != sizes.geometry.layers || (*pool)->geometry().row_elements != sizes.geometry.row_elements) {
-      why = "pool, table and model disagree about their sizes";
+    } else if ((*pool)->geometry().num_pages != static_cast<uint64_t>((*table)->num_pages())) {
+      why = absl::StrCat("the pool has ", (*pool)->geometry().num_pages, " pages, the table ", (*table)->num_pages());
+    } else if (const absl::Status fits = CheckFits((*pool)->geometry(), sizes.geometry); !fits.ok()) {
+      why = std::string(fits.message());
     } else if ((*pool)->geometry().num_pages != sizes.geometry.num_pages && !HasLivingLease(**table)) {
       why = absl::StrCat("the configuration asks for ", sizes.geometry.num_pages, " pages, the pool has ", (*pool)->geometry().num_pages);
     } else {
@@ -175,9 +166,17 @@ absl::StatusOr<GenerationPtr> Generations::Open(const Hash128& id, bool adopted)
     if (attempt > 0) return absl::InternalError(absl::StrCat("generation ", id.ToHex(), ": ", why));
     // The image is whole; pages are only a cache. Workers that still map the old pool lose their lease and start anew.
     spdlog::warn("generation {}: the KV pool is made anew ({})", id.ToHex(), why);
-    unlink(place_.Path(kStoreTableWhat, id).c_str());
-    unlink(place_.Path(kKvPoolWhat, id).c_str());
-    RETURN_IF_ERROR(MakePoolAndTable(id, sizes, SourceStamp(generation->image->model_dir())));
+    Origin origin;
+    if (table.ok()) {
+      const StoreTableHeader& old = (*table)->header();
+      origin = {old.sequence, old.source_stamp, old.config_stamp};
+    }
+    pool = absl::UnknownError("");  // the new one need not fit beside it
+    RETURN_IF_ERROR(MakePoolAndTable(id, sizes, origin, [](uint64_t) -> absl::Status {
+      NotifyExtendTimeout(kAllocationStepUs);
+      if (StopRequested()) return absl::CancelledError("stopped while the KV pool was made anew");
+      return absl::OkStatus();
+    }));
   }
   if (generation->pool->geometry().num_pages != sizes.geometry.num_pages) {
     Note(absl::StrCat("the KV pool of ", generation->pool->geometry().num_pages, " pages is in use and was kept; the configuration asks for ",
@@ -186,7 +185,7 @@ absl::StatusOr<GenerationPtr> Generations::Open(const Hash128& id, bool adopted)
   generation->sequence = generation->table->header().sequence;
   if (adopted) {
     // Who looks at the files must see that they have an owner again.
-    ASSIGN_OR_RETURN(ShmRegion manifest, ShmRegion::Open(place_.Path("manifest", id), RegionKind::kManifest, kManifestVersion, MapMode::kReadWrite));
+    ASSIGN_OR_RETURN(ShmRegion manifest, ShmRegion::Open(place_.Path(kManifestWhat, id), RegionKind::kManifest, kManifestVersion, MapMode::kReadWrite));
     manifest.SetOwner(SelfProcess());
     generation->pool->region()->SetOwner(SelfProcess());
     generation->table->region().SetOwner(SelfProcess());
@@ -222,6 +221,10 @@ bool Generations::IsWanted(const Generation& generation, std::string* why_not) c
     spdlog::warn("{} can't be read now; the image in memory is whole and is used", image.model_dir());
     return true;
   }
+  if (table.source_stamp == 0) {
+    *why_not = absl::StrCat("its table was lost, and with it which files of ", image.model_dir(), " it was loaded from");
+    return false;
+  }
   if (stamp != table.source_stamp) {
     *why_not = absl::StrCat("the files in ", image.model_dir(), " have changed since it was loaded");
     return false;
@@ -244,7 +247,8 @@ absl::Status Generations::Adopt(bool* needs_load) {
         continue;
       }
       spdlog::error("generation {} can't be adopted: {}", info.generation.ToHex(), generation.status().ToString());
-      if (absl::IsPermissionDenied(generation.status()) || absl::IsResourceExhausted(generation.status())) return generation.status();
+      const absl::Status& why = generation.status();
+      if (absl::IsPermissionDenied(why) || absl::IsResourceExhausted(why) || absl::IsCancelled(why)) return why;
     } else if (info.state == RegionState::kRetired) {
       absl::StatusOr<std::shared_ptr<StoreTable>> table = StoreTable::Open(place_, info.generation, MapMode::kReadOnly);
       if (table.ok() && HasLivingLease(**table)) {
@@ -295,10 +299,20 @@ absl::StatusOr<Hash128> Generations::Build(const LoadRequestOptions& options,
   build.num_threads = static_cast<int>(config_.load_threads);
   build.reserve_bytes = sizes.bytes;
   build.cancelled = options.cancelled;
+  build.allocating = [&](const LoadProgress& progress) { report("allocating", progress); };
   build.progress = [&](const LoadProgress& progress) { report("loading", progress); };
-  build.before_ready = [&](const Hash128& generation) {
+  build.before_ready = [&](const Hash128& generation) -> absl::Status {
     report("publishing", {});
-    return MakePoolAndTable(generation, sizes, stamp);
+    Origin origin{.source_stamp = stamp, .config_stamp = ConfigStamp()};
+    {
+      std::lock_guard lock(mutex_);
+      origin.sequence = last_sequence_ + 1;
+    }
+    return MakePoolAndTable(generation, sizes, origin, [&](uint64_t) -> absl::Status {
+      report("publishing", {});
+      if (options.cancelled && options.cancelled()) return absl::CancelledError("loading was cancelled");
+      return absl::OkStatus();
+    });
   };
   ASSIGN_OR_RETURN(const BuildResult result, BuildImage(build));
   for (const std::string& note : result.notes) Note(note);
@@ -346,7 +360,8 @@ absl::StatusOr<GenerationPtr> Generations::Load(const LoadRequestOptions& option
       if (options.cancelled && options.cancelled()) {
         // Nothing was dropped that is still here: the newest goes on.
         finish();
-        if (const GenerationPtr newest = Newest()) newest->superseded = false;
+        std::lock_guard lock(mutex_);
+        if (!generations_.empty()) generations_.back()->superseded = false;
         return absl::CancelledError("cancelled while the present generation was draining");
       }
       std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -407,14 +422,17 @@ LoadState Generations::loading() const {
 }
 
 void Generations::RetireIdle() {
-  for (const GenerationPtr& generation : All()) {
-    if (!generation->superseded || HasLivingLease(*generation->pages) || generation->pages->HasStreams()) continue;
-    {
-      std::lock_guard lock(mutex_);
-      std::erase(generations_, generation);
-    }
-    Retire(generation);
+  std::vector<GenerationPtr> idle;
+  {
+    // Asked and taken out in one step: who makes a lease and then still finds its generation here has kept it.
+    std::lock_guard lock(mutex_);
+    std::erase_if(generations_, [&](const GenerationPtr& generation) {
+      if (!generation->superseded || HasLivingLease(*generation->pages) || generation->pages->HasStreams()) return false;
+      idle.push_back(generation);
+      return true;
+    });
   }
+  for (const GenerationPtr& generation : idle) Retire(generation);
   std::vector<Hash128> gone;
   {
     std::lock_guard lock(mutex_);
@@ -430,7 +448,7 @@ void Generations::RetireIdle() {
 
 void Generations::Retire(const GenerationPtr& generation) {
   absl::StatusOr<ShmRegion> manifest =
-      ShmRegion::Open(place_.Path("manifest", generation->id), RegionKind::kManifest, kManifestVersion, MapMode::kReadWrite);
+      ShmRegion::Open(place_.Path(kManifestWhat, generation->id), RegionKind::kManifest, kManifestVersion, MapMode::kReadWrite);
   if (manifest.ok()) manifest->SetState(RegionState::kRetired);
   if (const absl::Status removed = RemoveGeneration(place_, generation->id); !removed.ok()) {
     spdlog::error("generation {} is RETIRED, but not all of it could be removed: {}", generation->id.ToHex(), removed.ToString());

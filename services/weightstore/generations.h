@@ -40,14 +40,13 @@ using GenerationPtr = std::shared_ptr<Generation>;
 struct LoadState {
   bool active = false;
   std::string model_dir;
-  std::string phase;  // "planning", "draining", "loading", "publishing", "ready"
+  std::string phase;  // "planning", "draining", "allocating", "loading", "publishing", "ready"
   LoadProgress progress;
 };
 
 struct LoadRequestOptions {
   std::string model_dir;
   bool replace = false;                             // where both don't fit: drain the present one and drop it first
-  bool from_config = false;                         // false: `hearth load`
   std::function<bool()> cancelled;
   std::function<void(const LoadState&)> progress;   // this caller's; events().on_progress comes as well
 };
@@ -86,7 +85,14 @@ class Generations {
     uint64_t bytes = 0;
   };
   absl::StatusOr<Sizes> SizesFor(const std::string& config_json, const std::string& generation_config_json) const;
-  absl::Status MakePoolAndTable(const Hash128& generation, const Sizes& sizes, uint64_t source_stamp) const;
+  // What a generation's table remembers of its making. It belongs to the image, and goes on when pool and table are made anew. 0: not known.
+  struct Origin {
+    uint64_t sequence = 0;
+    uint64_t source_stamp = 0;
+    uint64_t config_stamp = 0;
+  };
+  // In place of those that are there.
+  absl::Status MakePoolAndTable(const Hash128& generation, const Sizes& sizes, const Origin& origin, const AllocationHook& on_allocated) const;
   absl::StatusOr<GenerationPtr> Open(const Hash128& generation, bool adopted);
   bool IsWanted(const Generation& generation, std::string* why_not) const;
   absl::Status CheckAlone() const;

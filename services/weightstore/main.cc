@@ -3,8 +3,6 @@
 
 #include <CLI/CLI.hpp>
 #include <chrono>
-#include <condition_variable>
-#include <mutex>
 #include <thread>
 
 #include "common/base/logging.h"
@@ -33,7 +31,7 @@ Where things are
 
 Stopping
   SIGTERM ends it within a second, exit code 0; the model stays in memory for the next start. To give the
-  memory back, stop all of the node and remove <node.shm_dir>/hearth.<node.name>.*
+  memory back, stop all of the node and run `hearth drop`
 
 Exit codes: 0 stopped, 1 failed (a restart may help), 78 the configuration or the model must be mended first.
 )";
@@ -54,25 +52,6 @@ int Fail(const absl::Status& status, int code) {
   NotifyStatus(std::string(status.message()));
   return code;
 }
-
-// Set by the stop signals' thread.
-class StopEvent {
- public:
-  void Set() {
-    std::lock_guard lock(mutex_);
-    set_ = true;
-    changed_.notify_all();
-  }
-  bool WaitFor(std::chrono::microseconds time) {
-    std::unique_lock lock(mutex_);
-    return changed_.wait_for(lock, time, [this] { return set_; });
-  }
-
- private:
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  bool set_ = false;
-};
 
 // Pings the service manager as long as the watch thread and the tables' locks move; returns at the stop.
 void ServeUntilStopped(const Store& store, StopEvent& stop) {
@@ -97,7 +76,9 @@ int Run(const NodeConfig& config) {
   // What is in memory is taken over before anybody can ask for it; this reads no weights.
   Store store(config);
   bool needs_load = true;
-  if (const absl::Status adopted = store.generations().Adopt(&needs_load); !adopted.ok()) return Fail(adopted, ExitCodeOf(adopted));
+  if (const absl::Status adopted = store.generations().Adopt(&needs_load); !adopted.ok()) {
+    return StopRequested() ? kExitOk : Fail(adopted, ExitCodeOf(adopted));
+  }
   store.WatchAdopted();
 
   StoreService service(store, config);
@@ -118,7 +99,6 @@ int Run(const NodeConfig& config) {
     ProgressView view;
     LoadRequestOptions options;
     options.model_dir = config.model_path;
-    options.from_config = true;
     options.replace = true;  // the configuration has been changed on purpose, and nobody is there to be asked
     options.cancelled = [] { return StopRequested(); };
     options.progress = [&](const LoadState& state) { view.Show(state); };
@@ -142,9 +122,9 @@ int Run(const NodeConfig& config) {
   watchdog.join();
 
   NotifyStopping();
-  listener->reset();
+  (*listener)->StopAccepting();
   service.Stop();
-  server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(300));
+  server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(300));  // calls ask the listener who they are until here
   if (exit_code == kExitOk) spdlog::info("stopped; what is READY stays in {}", config.shm_dir);
   return exit_code;
 }

@@ -83,16 +83,19 @@ absl::Status PageTable::Reattach(uint64_t id, const ProcessId& process, const st
     for (const int32_t page : stream.pages) named.emplace(stream.request, page);
   }
   // What it has offered (the answer may have got lost) stays offered, named or not.
-  for (int32_t row = 0; row < table_->num_rows(); ++row) {
-    RowEntry& r = rows_[row];
-    if (StateOf<RowState>(r.state) != RowState::kHeld || r.lease_id != id || named.contains({r.request, r.page})) continue;
-    if (unsure.contains(r.request)) {
+  for (const Hash128& request : unsure) {
+    const auto stream = streams_.find(request);
+    if (stream == streams_.end()) continue;
+    for (const auto& [index, row] : stream->second) {
+      RowEntry& r = rows_[row];
+      if (StateOf<RowState>(r.state) != RowState::kHeld || r.lease_id != id || named.contains({request, r.page})) continue;
       Put(r.state, RowState::kOffered);
-      offered_at_[r.request] = options_.now_ns();
-    } else {
-      FreeRow(row);
+      offered_at_[request] = options_.now_ns();
     }
   }
+  FreeFromTheBack([&](const RowEntry& r) {
+    return StateOf<RowState>(r.state) == RowState::kHeld && r.lease_id == id && !named.contains({r.request, r.page});
+  });
   return absl::OkStatus();
 }
 
@@ -225,30 +228,43 @@ absl::Status PageTable::NeedRows(int64_t count, const char* what) const {
   return absl::ResourceExhaustedError(absl::StrCat(what, " needs ", count, " rows, ", free_rows_.size(), " of ", table_->num_rows(), " are free"));
 }
 
-absl::StatusOr<std::vector<PageTable::Row>> PageTable::Alloc(uint64_t lease_id, const Hash128& request, int32_t first_index, int32_t count) {
+absl::StatusOr<std::vector<PageTable::Row>> PageTable::Alloc(uint64_t lease_id, const Hash128& request, int32_t first_index, int32_t count,
+                                                            int32_t at_least) {
   std::lock_guard lock(mutex_);
   ASSIGN_OR_RETURN(const LeaseEntry* lease, LiveLease(lease_id));
   if (first_index < 0 || count < 1 || static_cast<int64_t>(first_index) + count > kPagesPerStreamMax) {
     return absl::InvalidArgumentError(absl::StrCat("Alloc of pages [", first_index, ", +", count, "): a stream has pages 0 to ", kPagesPerStreamMax - 1));
   }
-  int64_t missing = count;
-  if (const auto it = streams_.find(request); it != streams_.end()) {
-    for (const auto& [index, row] : it->second) {
+  if (at_least < 0 || at_least > count) return absl::InvalidArgumentError(absl::StrCat("Alloc of at least ", at_least, " of ", count, " pages"));
+  if (at_least == 0) at_least = count;
+  const auto stream = streams_.find(request);
+  if (stream != streams_.end()) {
+    for (const auto& [index, row] : stream->second) {
       if (rows_[row].lease_id != lease_id || StateOf<RowState>(rows_[row].state) != RowState::kHeld) {
         return absl::FailedPreconditionError(absl::StrCat("stream ", request.ToHex(), " has rows of another lease, or offered ones: Take it first"));
       }
-      if (index >= first_index && index - first_index < count) --missing;
     }
   }
+  // How far one gets from the first index on, and what would be missing for all that must be.
   const auto available = static_cast<int64_t>(free_pages_.size() + unused_.size());
-  if (missing > available) {
-    return absl::ResourceExhaustedError(absl::StrCat("needed ", missing, " KV pages, ", available, " of ", table_->num_pages(),
+  const auto free_rows = static_cast<int64_t>(free_rows_.size());
+  int32_t end = first_index;
+  int64_t fresh = 0, needed = 0;
+  for (int32_t index = first_index; index < first_index + count; ++index) {
+    const int64_t missing = stream != streams_.end() && stream->second.contains(index) ? 0 : 1;
+    if (index < first_index + at_least) needed += missing;
+    if (index > end || fresh + missing > std::min(available, free_rows)) continue;
+    fresh += missing;
+    end = index + 1;
+  }
+  if (end < first_index + at_least) {
+    RETURN_IF_ERROR(NeedRows(needed, "Alloc"));
+    return absl::ResourceExhaustedError(absl::StrCat("needed ", needed, " KV pages, ", available, " of ", table_->num_pages(),
                                                      " are free or unused: free streams, or raise weightstore.kv_pool_tokens"));
   }
-  RETURN_IF_ERROR(NeedRows(missing, "Alloc"));
   ++call_;
   std::vector<Row> result;
-  for (int32_t index = first_index; index < first_index + count; ++index) {
+  for (int32_t index = first_index; index < end; ++index) {
     if (const auto it = streams_.find(request); it != streams_.end() && it->second.contains(index)) {
       result.push_back(RowAt(it->second.at(index)));
       continue;
@@ -458,7 +474,18 @@ absl::Status PageTable::FreeUnheld(const Hash128& request, int32_t from_index, u
   return absl::OkStatus();
 }
 
-// From the back, so that a crash in the middle leaves a stream without holes.
+// Each stream's rows that are meant, the highest index first: a crash in the middle leaves no hole in it.
+void PageTable::FreeFromTheBack(const std::function<bool(const RowEntry&)>& which) {
+  std::vector<int32_t> rows;
+  for (const auto& [request, stream] : streams_) {
+    for (auto it = stream.rbegin(); it != stream.rend(); ++it) {
+      if (which(rows_[it->second])) rows.push_back(it->second);
+    }
+  }
+  for (const int32_t row : rows) FreeRow(row);
+}
+
+// From the back, for the same reason.
 void PageTable::FreeRows(const Hash128& request, int32_t from_index) {
   std::vector<int32_t> rows;
   RowsByIndex& stream = streams_.at(request);
@@ -473,9 +500,7 @@ void PageTable::Sweep() {
     LeaseEntry& lease = leases_[i];
     if (StateOf<LeaseState>(lease.state) != LeaseState::kDead) continue;
     if (rows_of_lease_.contains(lease.lease_id) && now - lease.dead_since_ns.load() >= options_.orphan_grace_ns) {
-      for (int32_t row = 0; row < table_->num_rows(); ++row) {
-        if (StateOf<RowState>(rows_[row].state) != RowState::kFree && rows_[row].lease_id == lease.lease_id) FreeRow(row);
-      }
+      FreeFromTheBack([&](const RowEntry& r) { return r.lease_id == lease.lease_id; });
     }
     if (!rows_of_lease_.contains(lease.lease_id)) Put(lease.state, LeaseState::kFree);
   }
@@ -527,11 +552,6 @@ PageTable::Counts PageTable::Count() const {
 bool PageTable::HasStreams() const {
   std::lock_guard lock(mutex_);
   return !streams_.empty();
-}
-
-bool PageTable::Knows(const Hash128& request) const {
-  std::lock_guard lock(mutex_);
-  return streams_.contains(request);
 }
 
 std::vector<std::string> PageTable::TakeNotes() {

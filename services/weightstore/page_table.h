@@ -79,7 +79,9 @@ class PageTable {
 
   absl::StatusOr<std::vector<Row>> Match(uint64_t lease, const Hash128& request, const std::vector<int32_t>& token_ids);
   int64_t Peek(const std::vector<int32_t>& token_ids) const;  // tokens; the best over the numerics of all live leases
-  absl::StatusOr<std::vector<Row>> Alloc(uint64_t lease, const Hash128& request, int32_t first_index, int32_t count);
+  // Rows for [first_index, first_index + count), from the first on without a gap: those that the stream has and new OPEN ones. Where the pool
+  // can't give all, `at_least` of them will do; 0: all or nothing.
+  absl::StatusOr<std::vector<Row>> Alloc(uint64_t lease, const Hash128& request, int32_t first_index, int32_t count, int32_t at_least = 0);
   absl::Status Seal(uint64_t lease, const Hash128& request, const std::vector<int32_t>& indexes);
   absl::Status Offer(uint64_t lease, const Hash128& request);
   // `holder`: with FailedPrecondition, the living lease that stands in the way.
@@ -94,7 +96,6 @@ class PageTable {
   std::vector<Lease> Leases() const;  // live and dead
   Counts Count() const;
   bool HasStreams() const;            // any row: a restarted worker belongs here
-  bool Knows(const Hash128& request) const;
   std::vector<std::string> TakeNotes();  // what adoption had to mend, for the log
 
   // The router frees a stream when its request ends. One that lost its journal never will; by then the stream is cheaper to recompute than to keep.
@@ -131,6 +132,7 @@ class PageTable {
   int32_t MakeRow(const LeaseEntry& lease, const Hash128& request, int32_t index, int32_t page);
   void FreeRow(int32_t row);
   void DropIfUnused(int32_t page);
+  void FreeFromTheBack(const std::function<bool(const RowEntry&)>& which);
   void FreeRows(const Hash128& request, int32_t from_index);
   std::vector<Row> RowsOf(const RowsByIndex& rows) const;
   Row RowAt(int32_t row) const;

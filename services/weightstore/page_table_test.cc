@@ -213,6 +213,41 @@ TEST(PageTable, AllocGivesAllOrNothing) {
   EXPECT_TRUE(world->Alloc(kA, kR2, 0, 1).ok());
 }
 
+TEST(PageTable, AllocGivesWhatThereIsToWhomThatWillDo) {
+  World world(5);
+  world.Start();
+  world.Lease(kA);
+  world.Lease(kB);
+  ASSERT_TRUE(world->Alloc(kA, kR1, 0, 2).ok());
+  EXPECT_TRUE(absl::IsResourceExhausted(world->Alloc(kB, kR2, 0, 5).status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(world->Alloc(kB, kR2, 0, 5, 4).status()));
+  EXPECT_EQ(world->Count().open, 2) << "what is refused takes nothing";
+  const auto some = world->Alloc(kB, kR2, 0, 5, 1);
+  ASSERT_TRUE(some.ok()) << some.status();
+  ASSERT_THAT(*some, SizeIs(3));
+  for (int32_t i = 0; i < 3; ++i) EXPECT_EQ((*some)[static_cast<size_t>(i)].index, i);
+  EXPECT_EQ(*world->Alloc(kB, kR2, 0, 5, 1), *some) << "repeated: pages that the stream has count";
+  EXPECT_EQ(*world->Alloc(kB, kR2, 0, 5, 3), *some);
+  EXPECT_TRUE(absl::IsResourceExhausted(world->Alloc(kB, kR2, 3, 2, 1).status()));
+  EXPECT_TRUE(absl::IsResourceExhausted(world->Alloc(kB, kR2, 0, 5, 4).status()));
+  // What becomes free goes behind what it has, and never over a gap.
+  ASSERT_TRUE(world->Free(kA, kR1, 1).ok());
+  const auto more = world->Alloc(kB, kR2, 2, 3, 1);
+  ASSERT_TRUE(more.ok()) << more.status();
+  EXPECT_EQ((*more)[0], (*some)[2]);
+  EXPECT_THAT(*more, SizeIs(2));
+  EXPECT_TRUE(absl::IsInvalidArgument(world->Alloc(kB, kR2, 0, 2, 3).status()));
+  EXPECT_TRUE(absl::IsInvalidArgument(world->Alloc(kB, kR2, 0, 2, -1).status()));
+  // Rows run out as pages do: 4 a page here, and SEALED pages that many streams share take them all.
+  World shared(2);
+  shared.Start();
+  shared.Lease(kA);
+  shared.Publish(kA, kR1, Tokens(64));
+  for (uint64_t i = 0; i < 6; ++i) ASSERT_THAT(*shared->Match(kA, {100 + i, 0}, Tokens(65)), SizeIs(1));
+  EXPECT_THAT(*shared->Alloc(kA, kR2, 0, 2, 1), SizeIs(1));
+  EXPECT_TRUE(absl::IsResourceExhausted(shared->Alloc(kA, kR3, 0, 1, 1).status()));
+}
+
 TEST(PageTable, AllocHandsOutZeroedHeaders) {
   World world(1);
   world.Start();
@@ -623,8 +658,11 @@ TEST(PageTableCrash, AfterEverySingleStoreNothingRepliedIsLostAndNothingLeaks) {
       next.Restore(snapshots[i]);
       next.Start();
       next.CheckInvariants();
-      // Each reference is as before the call or as after it.
+      // Each reference is as before the call or as after it, and no stream has a hole.
       const World::State adopted = next.Rows();
+      for (const auto& [key, reference] : adopted) {
+        EXPECT_TRUE(key.second == 0 || adopted.contains({key.first, key.second - 1})) << "page " << key.second - 1 << " of stream " << key.first;
+      }
       for (const auto& [key, reference] : before) {
         const auto later = after.find(key);
         const auto now = adopted.find(key);

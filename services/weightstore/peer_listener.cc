@@ -61,10 +61,16 @@ PeerListener::PeerListener(std::string path, int listen_fd, grpc::Server* server
 }
 
 PeerListener::~PeerListener() {
+  StopAccepting();
+  close(wake_fd_);
+}
+
+void PeerListener::StopAccepting() {
+  if (!thread_.joinable()) return;
   eventfd_write(wake_fd_, 1);
   thread_.join();
   close(listen_fd_);
-  close(wake_fd_);
+  listen_fd_ = -1;
   if (InodeOf(path_) == inode_) unlink(path_.c_str());
 }
 

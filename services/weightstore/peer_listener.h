@@ -1,5 +1,5 @@
 // Accepts the store's connections itself, so that each one's process is known from the socket (SO_PEERCRED), and hands them to gRPC.
-// Room: services/weightstore. May touch: common/{rpc,base}. Threads: Of from any; one thread of its own that accepts.
+// Room: services/weightstore. May touch: common/{rpc,base}. Threads: Of from any, the rest from one; one thread of its own that accepts.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
@@ -27,10 +27,12 @@ class PeerListener {
  public:
   // Listens on `socket_path` with `mode`; `server` must outlive the listener. Errors: as ClearUnixSocketPath; PermissionDenied, NotFound.
   static absl::StatusOr<std::unique_ptr<PeerListener>> Start(const std::string& socket_path, mode_t mode, grpc::Server* server);
-  ~PeerListener();  // stops accepting; removes the socket's file if it is still its own
+  ~PeerListener();  // after the server's shutdown: a call that runs may still ask who is behind it
   PeerListener(const PeerListener&) = delete;
   PeerListener& operator=(const PeerListener&) = delete;
 
+  // Closes the socket, and removes its file if it is still its own. Connections that are there go on. May be called again.
+  void StopAccepting();
   // Who is behind a call, from ServerContext::peer(), which reads "fd:17" for a connection that was handed over by its number.
   absl::StatusOr<Peer> Of(const std::string& peer) const;
 
@@ -40,7 +42,7 @@ class PeerListener {
   void HandOver(int fd);
 
   const std::string path_;
-  const int listen_fd_;
+  int listen_fd_;
   const int wake_fd_;
   grpc::Server* const server_;
   uint64_t inode_ = 0;

@@ -31,17 +31,17 @@ ProgressView::~ProgressView() {
 
 void ProgressView::Show(const LoadState& state) {
   const int64_t now = MonotonicNowNs();
-  const bool moves = state.phase == "loading" && state.progress.total_bytes > 0;
+  const bool moves = (state.phase == "loading" || state.phase == "allocating") && state.progress.total_bytes > 0;
   if (now - last_notify_ns_ >= kNotifyEveryNs) {
     last_notify_ns_ = now;
     NotifyExtendTimeout(kExtendUs);
-    NotifyStatus(moves ? absl::StrCat("loading ", state.model_dir, ": ", Line(state.progress, false)) : absl::StrCat(state.phase, " ", state.model_dir));
+    NotifyStatus(absl::StrCat(state.phase, " ", state.model_dir, moves ? absl::StrCat(": ", Line(state.progress, false)) : ""));
   }
   if (moves && terminal_) {
     fprintf(stderr, "\r%s\033[K", Line(state.progress, true).c_str());
     fflush(stderr);
     line_open_ = true;
-  } else if (moves ? now - last_line_ns_ >= kLineEveryNs : state.phase != last_phase_) {
+  } else if (state.phase != last_phase_ || (moves && now - last_line_ns_ >= kLineEveryNs)) {
     if (line_open_) fputc('\n', stderr);
     line_open_ = false;
     spdlog::info("{} {}{}{}", state.phase, state.model_dir, moves ? ": " : "", moves ? Line(state.progress, false) : "");

@@ -5,7 +5,6 @@
 
 #include "common/base/time.h"
 #include "common/rpc/rpc.h"
-#include "services/weightstore/load_reactor.h"
 #include "services/weightstore/status_report.h"
 
 namespace hearth {
@@ -37,7 +36,11 @@ std::vector<int32_t> Ids(const Field& field) {
 
 }  // namespace
 
-StoreService::StoreService(Store& store, const NodeConfig& config) : store_(store), config_(config), started_ns_(MonotonicNowNs()) {}
+StoreService::StoreService(Store& store, const NodeConfig& config) : store_(store), config_(config), started_ns_(MonotonicNowNs()) {
+  load_thread_ = std::thread([this] { RunLoads(); });
+}
+
+StoreService::~StoreService() { Stop(); }
 
 absl::StatusOr<Caller> StoreService::CallerOf(Context* context) const {
   if (stopping_) return absl::UnavailableError("the weight store is stopping");
@@ -79,7 +82,7 @@ grpc::ServerUnaryReactor* StoreService::Alloc(Context* context, const v1::AllocR
   return Finish(context, [&]() -> absl::Status {
     ASSIGN_OR_RETURN(const Caller caller, CallerOf(context));
     ASSIGN_OR_RETURN(const Hash128 id, HashFromBytes(request->request_id()));
-    return Encode(store_.Alloc(caller, request->lease_id(), id, request->first_index(), request->count()), response);
+    return Encode(store_.Alloc(caller, request->lease_id(), id, request->first_index(), request->count(), request->at_least()), response);
   }());
 }
 
@@ -135,46 +138,68 @@ grpc::ServerWriteReactor<v1::LoadEvent>* StoreService::Load(Context* context, co
     reactor->End(refused);
     return reactor;
   }
-  std::unique_lock lock(mutex_);
-  if (stopping_) {
-    lock.unlock();
-    reactor->End(absl::UnavailableError("the weight store is stopping"));
-    return reactor;
-  }
-  loads_.emplace_back([this, events = reactor->events(), model_dir = request->model_dir(), replace = request->replace()] {
-    LoadRequestOptions options;
-    options.model_dir = model_dir;
-    options.replace = replace;
-    options.cancelled = [&] { return stopping_.load() || events->cancelled(); };
-    options.progress = [&](const LoadState& state) {
-      if (state.phase == "ready") return;  // said below, with the generation
-      v1::LoadEvent event;
-      FillLoadEvent(state, &event);
-      events->Send(std::move(event));
-    };
-    const absl::StatusOr<GenerationPtr> generation = store_.generations().Load(options);
-    if (generation.ok()) {
-      v1::LoadEvent event;
-      event.set_phase("ready");
-      event.set_generation(ToBytes((*generation)->id));
-      events->Send(std::move(event));
+  {
+    std::lock_guard lock(mutex_);
+    if (stopping_) {
+      refused = absl::UnavailableError("the weight store is stopping");
+    } else if (load_.has_value()) {
+      refused = absl::FailedPreconditionError(absl::StrCat("a load of ", load_->model_dir, " is under way: wait for it"));
+    } else {
+      load_ = LoadJob{reactor->events(), request->model_dir(), request->replace()};
+      wake_.notify_all();
     }
-    events->End(generation.status());
-  });
+  }
+  if (!refused.ok()) reactor->End(refused);
   return reactor;
+}
+
+void StoreService::RunLoads() {
+  std::unique_lock lock(mutex_);
+  while (true) {
+    wake_.wait(lock, [this] { return load_.has_value() || stopping_; });
+    if (!load_.has_value()) return;
+    const LoadJob job = *load_;
+    lock.unlock();
+    const absl::Status status = stopping_ ? absl::UnavailableError("the weight store is stopping") : RunLoad(job);
+    lock.lock();
+    load_.reset();  // before its caller hears of the end, and asks for the next
+    lock.unlock();
+    job.events->End(status);
+    lock.lock();
+  }
+}
+
+absl::Status StoreService::RunLoad(const LoadJob& job) {
+  LoadRequestOptions options;
+  options.model_dir = job.model_dir;
+  options.replace = job.replace;
+  options.cancelled = [&] { return stopping_.load() || job.events->cancelled(); };
+  options.progress = [&](const LoadState& state) {
+    if (state.phase == "ready") return;  // said below, with the generation
+    v1::LoadEvent event;
+    FillLoadEvent(state, &event);
+    job.events->Send(std::move(event));
+  };
+  const absl::StatusOr<GenerationPtr> generation = store_.generations().Load(options);
+  if (absl::IsCancelled(generation.status()) && stopping_) return absl::UnavailableError("the weight store is stopping");
+  RETURN_IF_ERROR(generation.status());
+  v1::LoadEvent event;
+  event.set_phase("ready");
+  event.set_generation(ToBytes((*generation)->id));
+  job.events->Send(std::move(event));
+  return absl::OkStatus();
 }
 
 void StoreService::Stop() {
   std::set<std::shared_ptr<AttachReactor>> streams;
-  std::vector<std::thread> loads;
   {
     std::lock_guard lock(mutex_);
     stopping_ = true;
     streams = streams_;
-    loads = std::move(loads_);
+    wake_.notify_all();
   }
   for (const auto& stream : streams) stream->End(absl::UnavailableError("the weight store is stopping; what it holds stays in memory"));
-  for (std::thread& load : loads) load.join();
+  if (load_thread_.joinable()) load_thread_.join();
 }
 
 }  // namespace hearth

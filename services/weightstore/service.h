@@ -1,20 +1,22 @@
 // The gRPC edge of the store: decode, call, map the status. No policy.
-// Room: services/weightstore. May touch: proto, common/rpc. Threads: gRPC's; a thread for each Load.
+// Room: services/weightstore. May touch: proto, common/rpc. Threads: gRPC's; one of its own, in which a Load runs.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 
 #include <atomic>
+#include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <string>
 #include <thread>
-#include <vector>
 
 #include "common/base/node_config.h"
 #include "hearth/v1/store.grpc.pb.h"
 #include "services/weightstore/attach_reactor.h"
+#include "services/weightstore/load_reactor.h"
 #include "services/weightstore/peer_listener.h"
 #include "services/weightstore/store.h"
 
@@ -23,10 +25,12 @@ namespace hearth {
 class StoreService final : public v1::Store::CallbackService {
  public:
   StoreService(Store& store, const NodeConfig& config);
+  ~StoreService() override;
 
+  // The listener must live until the server has shut down.
   void SetListener(const PeerListener* listener) { listener_ = listener; }
   void SetReadySeconds(double seconds) { ready_seconds_ = seconds; }
-  // Ends every Attach stream and Load with UNAVAILABLE; returns when the loads have stopped.
+  // Ends every Attach stream and Load with UNAVAILABLE; returns when the load has stopped.
   void Stop();
 
  private:
@@ -42,7 +46,15 @@ class StoreService final : public v1::Store::CallbackService {
   grpc::ServerUnaryReactor* Status(Context* context, const v1::StoreStatusRequest* request, v1::StoreStatus* response) override;
   grpc::ServerWriteReactor<v1::LoadEvent>* Load(Context* context, const v1::LoadRequest* request) override;
 
+  struct LoadJob {
+    std::shared_ptr<LoadEvents> events;
+    std::string model_dir;
+    bool replace = false;
+  };
+
   absl::StatusOr<Caller> CallerOf(Context* context) const;
+  void RunLoads();
+  absl::Status RunLoad(const LoadJob& job);
 
   Store& store_;
   const NodeConfig& config_;
@@ -52,7 +64,9 @@ class StoreService final : public v1::Store::CallbackService {
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;
   std::set<std::shared_ptr<AttachReactor>> streams_;
-  std::vector<std::thread> loads_;
+  std::condition_variable wake_;   // load_ or stopping_ has changed
+  std::optional<LoadJob> load_;    // waits for the thread, or runs in it: there is one at a time
+  std::thread load_thread_;        // last: it uses the others
 };
 
 }  // namespace hearth

@@ -161,9 +161,9 @@ class StoreTest : public testing::Test {
     if (!shm_.empty()) fs::remove_all(shm_);
   }
 
-  void WriteConfig(const std::string& model, const std::string& more = "") {
+  void WriteConfig(const std::string& model, const std::string& more = "", int pool_tokens = 2048) {
     std::ofstream(dir_ + "/node.toml") << "[node]\nname = \"t\"\nruntime_dir = \"" << dir_ << "/run\"\nshm_dir = \"" << shm_ << "\"\n[model]\npath = \"" << model
-                                       << "\"\n[weightstore]\nkv_pool_tokens = 2048\norphan_grace_ms = 1500\n" << more;
+                                       << "\"\n[weightstore]\nkv_pool_tokens = " << pool_tokens << "\norphan_grace_ms = 1500\n" << more;
   }
   std::string Socket() const { return dir_ + "/run/t.weightstore.sock"; }
   std::string Log() const {
@@ -215,6 +215,20 @@ class StoreTest : public testing::Test {
     std::sort(names.begin(), names.end());
     return names;
   }
+  // The generation that is READY at the end of a load.
+  std::string Load(const std::string& model_dir) const {
+    grpc::ClientContext context;
+    v1::LoadRequest request;
+    request.set_model_dir(model_dir);
+    auto events = v1::Store::NewStub(UnixChannel(Socket()))->Load(&context, request);
+    v1::LoadEvent event, last;
+    while (events->Read(&event)) last = event;
+    const grpc::Status status = events->Finish();
+    EXPECT_TRUE(status.ok()) << status.error_message();
+    EXPECT_EQ(last.phase(), "ready");
+    return last.generation();
+  }
+  static int64_t ThreadsOf(pid_t pid) { return std::distance(fs::directory_iterator(absl::StrCat("/proc/", pid, "/task")), {}); }
   void CopyModel(const std::string& to) const {
     fs::create_directories(to);
     for (const auto& entry : fs::directory_iterator(ModelDir())) {
@@ -475,6 +489,108 @@ TEST_F(StoreTest, AStoppedStoreStallsNobodyForLongAndComesBack) {
   store_->Signal(SIGCONT);
 }
 
+// One Attach stream on a connection of its own, said by hand: what a store client does in which order does not matter here.
+class RawStream {
+ public:
+  RawStream(const std::string& socket, const v1::AttachRequest::Hello& hello) : stub_(v1::Store::NewStub(UnixChannel(socket))), stream_(stub_->Attach(&context_)) {
+    v1::AttachRequest request;
+    *request.mutable_hello() = hello;
+    stream_->Write(request);
+    v1::AttachEvent event;
+    if (stream_->Read(&event)) welcome_ = event.welcome();
+  }
+  ~RawStream() {
+    if (stream_ != nullptr) Close();
+  }
+  grpc::Status Close() {
+    context_.TryCancel();
+    v1::AttachEvent event;
+    while (stream_->Read(&event)) continue;
+    const grpc::Status status = stream_->Finish();
+    stream_.reset();
+    return status;
+  }
+  void Beat() {
+    v1::AttachRequest request;
+    request.mutable_beat();
+    stream_->Write(request);
+  }
+  const v1::AttachEvent::Welcome& welcome() const { return welcome_; }
+  template <typename Method, typename Message, typename Response>
+  grpc::StatusCode Call(Method method, const Message& message, Response* response) {
+    grpc::ClientContext context;
+    context.set_deadline(std::chrono::system_clock::now() + milliseconds(2000));
+    return ((*stub_).*method)(&context, message, response).error_code();
+  }
+  grpc::StatusCode Alloc(const Hash128& request, int32_t first, int32_t count, v1::PagesResponse* response) {
+    v1::AllocRequest message;
+    message.set_lease_id(welcome_.lease_id());
+    message.set_request_id(ToBytes(request));
+    message.set_first_index(first);
+    message.set_count(count);
+    return Call(&v1::Store::Stub::Alloc, message, response);
+  }
+  grpc::StatusCode Take(const Hash128& request, v1::PagesResponse* response) {
+    v1::StreamRef message;
+    message.set_lease_id(welcome_.lease_id());
+    message.set_request_id(ToBytes(request));
+    return Call(&v1::Store::Stub::Take, message, response);
+  }
+
+ private:
+  grpc::ClientContext context_;
+  std::unique_ptr<v1::Store::Stub> stub_;
+  std::unique_ptr<grpc::ClientReaderWriter<v1::AttachRequest, v1::AttachEvent>> stream_;
+  v1::AttachEvent::Welcome welcome_;
+};
+
+TEST_F(StoreTest, CallsOfTheOldConnectionAreRefusedAfterAReattachWhileItsStreamIsOpen) {
+  StartStore();
+  auto other = Attach("decode.1");
+  ASSERT_TRUE(other->Alloc(kR2, 0, 2).ok());
+  ASSERT_TRUE(other->Offer(kR2).ok());
+
+  v1::AttachRequest::Hello hello;
+  hello.set_kind(v1::WORKER_KIND_DECODE);
+  hello.set_name("decode.0");
+  hello.set_numerics(1);
+  hello.set_attempt(1);
+  RawStream before(Socket(), hello);
+  ASSERT_NE(before.welcome().lease_id(), 0u);
+  v1::PagesResponse rows;
+  ASSERT_EQ(before.Alloc(kR1, 0, 2, &rows), grpc::StatusCode::OK);
+  ASSERT_EQ(rows.rows_size(), 2);
+
+  hello.set_lease_id(before.welcome().lease_id());
+  hello.set_generation(before.welcome().generation().id());
+  v1::StreamPages& held = *hello.add_holds();
+  held.set_request_id(ToBytes(kR1));
+  for (const v1::PageRow& row : rows.rows()) held.add_pages(row.page());
+  hello.set_attempt(3);
+  RawStream after(Socket(), hello);
+  ASSERT_EQ(after.welcome().lease_id(), before.welcome().lease_id());
+
+  // The old stream is still open, as that of a client which was stopped may be. None of its calls counts.
+  EXPECT_EQ(before.Take(kR2, &rows), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(before.Alloc(kR1, 2, 1, &rows), grpc::StatusCode::UNAVAILABLE);
+  EXPECT_EQ(Status().pool().rows(), 4u);
+  EXPECT_THAT(*other->Take(kR2), SizeIs(2));
+  // Nor does a hello that was overtaken.
+  hello.set_attempt(2);
+  hello.clear_holds();
+  RawStream late(Socket(), hello);
+  EXPECT_EQ(late.welcome().lease_id(), 0u);
+  EXPECT_EQ(late.Close().error_code(), grpc::StatusCode::CANCELLED);
+  EXPECT_EQ(LeaseOf("decode.0").rows(), 2);
+  // And its end unbinds nothing.
+  before.Close();
+  std::this_thread::sleep_for(milliseconds(300));
+  EXPECT_EQ(LeaseOf("decode.0").state(), "live");
+  ASSERT_EQ(after.Alloc(kR1, 0, 3, &rows), grpc::StatusCode::OK);
+  EXPECT_EQ(rows.rows_size(), 3);
+  EXPECT_EQ(rows.rows(0).page(), held.pages(0));
+}
+
 TEST_F(StoreTest, LoadSwitchesAndTheOldGenerationGoesWithItsLastLease) {
   StartStore();
   auto old_client = Attach("decode.0");
@@ -543,6 +659,88 @@ TEST_F(StoreTest, AnotherModelInTheConfigurationReplacesTheImage) {
   StartStore();
   EXPECT_NE(Status().generations(0).id(), second);
   EXPECT_THAT(Files(), SizeIs(4));
+}
+
+// A changed pool size makes pool and table anew; what the old table said of the image must not get lost with it.
+TEST_F(StoreTest, ANewPoolDoesNotMakeAnOldImageTheWantedOne) {
+  StartStore();
+  const std::string first = Status().generations(0).id();
+  const auto stop = [&] {
+    store_->Signal(SIGTERM);
+    EXPECT_EQ(store_->Wait(3), 0);
+  };
+  const auto restarted = [&] {
+    StartStore();
+    const v1::StoreStatus status = Status();
+    EXPECT_EQ(status.generations_size(), 1);
+    return status.generations_size() == 1 ? status.generations(0) : v1::StoreStatus::Generation();
+  };
+  stop();
+  WriteConfig(ModelDir(), "", 4096);  // alone: the image stays
+  EXPECT_EQ(restarted().id(), first);
+  EXPECT_EQ(Status().pool().pages_total(), 64u);
+  stop();
+  CopyModel(dir_ + "/second");
+  WriteConfig(dir_ + "/second", "", 2048);
+  const v1::StoreStatus::Generation second = restarted();
+  EXPECT_NE(second.id(), first);
+  EXPECT_EQ(second.model_dir(), dir_ + "/second");
+  stop();
+  fs::last_write_time(dir_ + "/second/config.json", fs::file_time_type::clock::now());
+  WriteConfig(dir_ + "/second", "", 4096);
+  const v1::StoreStatus::Generation third = restarted();
+  EXPECT_NE(third.id(), second.id());
+  stop();
+  // Nobody knows any more what it was loaded from: the image is not believed to be the wanted one.
+  fs::resize_file(shm_ + "/hearth.t.table." + HashFromBytes(third.id())->ToHex(), 4096);
+  EXPECT_NE(restarted().id(), third.id());
+  EXPECT_THAT(Log(), HasSubstr("its table was lost"));
+  EXPECT_THAT(Files(), SizeIs(4));
+}
+
+TEST_F(StoreTest, TheNewestGenerationStaysTheNewestWhenPoolsAreMadeAnew) {
+  for (int round = 0; round < 3; ++round) {  // ids are random, and files are found in their order
+    SCOPED_TRACE(round);
+    WriteConfig(ModelDir());
+    StartStore();
+    auto child = ClientProcess("decode.0");
+    EXPECT_THAT(child->Ask("alloc 1 1"), HasSubstr("ok"));
+    const std::string fresh = Load(ModelDir());
+    ASSERT_EQ(Status().generations_size(), 2);
+    store_->Signal(SIGKILL);
+    store_->Wait(5);
+    child->Signal(SIGKILL);
+    child->Wait(5);
+    WriteConfig(ModelDir(), "", 4096);
+    StartStore();
+    ASSERT_EQ(Status().generations_size(), 1);
+    EXPECT_EQ(Status().generations(0).id(), fresh);
+    store_->Signal(SIGTERM);
+    EXPECT_EQ(store_->Wait(3), 0);
+    for (const std::string& file : Files()) fs::remove(shm_ + "/" + file);
+  }
+}
+
+TEST_F(StoreTest, LoadsComeOneAfterTheOther) {
+  StartStore();
+  std::set<std::string> loaded;
+  for (int i = 0; i < 3; ++i) {
+    loaded.insert(Load(ModelDir()));
+    EXPECT_TRUE(Eventually(6, [&] { return Status().generations_size() == 1; }));
+  }
+  EXPECT_THAT(loaded, SizeIs(3));
+  // Loads that end leave nothing behind.
+  const int64_t threads = ThreadsOf(store_->pid());
+  for (int i = 0; i < 5; ++i) {
+    grpc::ClientContext context;
+    v1::LoadRequest request;
+    request.set_model_dir(dir_ + "/nowhere");
+    auto events = v1::Store::NewStub(UnixChannel(Socket()))->Load(&context, request);
+    v1::LoadEvent event;
+    while (events->Read(&event)) continue;
+    EXPECT_EQ(events->Finish().error_code(), grpc::StatusCode::NOT_FOUND);
+  }
+  EXPECT_LE(ThreadsOf(store_->pid()), threads + 2) << "gRPC's own may differ";
 }
 
 TEST_F(StoreTest, WhatDoesNotFitIsRefusedWithBothNumbers) {

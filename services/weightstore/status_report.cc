@@ -26,7 +26,7 @@ void FillGeneration(const Generations& generations, const Generation& g, int32_t
   for (size_t k = 0; k < segments.size(); ++k) {
     out.add_segment_bytes(segments[k]);
     absl::StatusOr<ShmRegion> region =
-        ShmRegion::Open(generations.place().Path(absl::StrCat("segment", k), g.id), RegionKind::kSegment, kSegmentVersion, MapMode::kReadOnly);
+        ShmRegion::Open(generations.place().Path(SegmentWhat(static_cast<int64_t>(k)), g.id), RegionKind::kSegment, kSegmentVersion, MapMode::kReadOnly);
     if (!region.ok() || segments[k] == 0) continue;
     const auto sampled = SamplePagesPerNode(region->body(), std::min<uint64_t>(region->body_bytes(), segments[k]), kSamplesPerSegment);
     if (!sampled.ok()) {

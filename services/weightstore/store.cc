@@ -15,6 +15,13 @@ uint64_t NewLeaseId() {
   return id == 0 ? 1 : id;
 }
 
+// One client of one process, whichever connection it comes on. A worker has one for its name, a router's is known by the lease that it had.
+template <typename Session>
+bool SameClient(const Session& a, const Session& b) {
+  if (a.caller.process != b.caller.process || a.router != b.router) return false;
+  return a.router ? a.lease_id == b.lease_id : a.spec.name == b.spec.name;
+}
+
 }  // namespace
 
 Store::Store(const NodeConfig& config)
@@ -53,7 +60,9 @@ absl::StatusOr<Welcome> Store::Attach(const Caller& caller, const Hello& hello, 
   session.router = hello.router;
   session.spec = hello.spec;
   session.spec.process = caller.process;
+  session.lease_id = hello.lease_id;
   session.attempt = hello.attempt;
+  RETURN_IF_ERROR(CheckNotOvertaken(session));
   Welcome welcome;
   if (hello.router) {
     RETURN_IF_ERROR(AttachRouter(hello, &session, &welcome));
@@ -74,8 +83,24 @@ absl::StatusOr<Welcome> Store::Attach(const Caller& caller, const Hello& hello, 
   welcome.lease_id = session.lease_id;
   welcome.loading = generations_.loading();
   if (const GenerationPtr newest = generations_.Newest(); newest != nullptr && !newest->superseded) welcome.newest = newest;
+  ReplaceOlder(session);
   sessions_[sink.get()] = std::move(session);
   return welcome;
+}
+
+absl::Status Store::CheckNotOvertaken(const Session& session) const {
+  for (const auto& [sink, other] : sessions_) {
+    if (SameClient(other, session) && session.attempt != 0 && session.attempt < other.attempt) {
+      return absl::CancelledError("a later Attach of this process has overtaken this one");
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The client's older sessions end here and not with their streams, which may take a while to break: from now on a call that was left in an old
+// connection is refused, a session that waited for a generation gets no second lease, and the old stream's end unbinds nothing.
+void Store::ReplaceOlder(const Session& session) {
+  std::erase_if(sessions_, [&](const auto& entry) { return SameClient(entry.second, session); });
 }
 
 absl::Status Store::AttachRouter(const Hello& hello, Session* session, Welcome* welcome) {
@@ -91,7 +116,7 @@ absl::Status Store::Reattach(const Hello& hello, Session* session, Welcome* welc
   if (session->generation == nullptr) {
     return absl::NotFoundError(absl::StrCat("generation ", hello.generation->ToHex(), " is gone: end, and start anew"));
   }
-  // The new connection first: from here on, calls of the old one are refused.
+  // First, so that an overtaken attempt settles nothing.
   RETURN_IF_ERROR(watch_->Bind(hello.lease_id, session->caller.connection, hello.attempt));
   return session->generation->pages->Reattach(hello.lease_id, session->caller.process, hello.holds);
 }
@@ -127,7 +152,7 @@ absl::Status Store::GiveLease(Session* session) {
     const GenerationPtr generation = generations_.ForNewWorker();
     if (generation == nullptr) return absl::OkStatus();  // waits
     RETURN_IF_ERROR(generation->pages->MakeLease(session->lease_id, session->spec));
-    // It may have been retired between the choice and the lease; once the lease is there it stays.
+    // It may have been retired between the choice and the lease. Found after it, it has the lease, and RetireIdle sees that.
     if (generations_.Find(generation->id) == nullptr) continue;
     watch_->Add(session->lease_id, session->spec.process, session->spec.name);
     session->generation = generation;
@@ -188,12 +213,14 @@ absl::StatusOr<std::vector<PageTable::Row>> Store::Match(const Caller& caller, u
 }
 
 absl::StatusOr<std::vector<PageTable::Row>> Store::Alloc(const Caller& caller, uint64_t lease, const Hash128& request, int32_t first_index,
-                                                        int32_t count) {
+                                                        int32_t count, int32_t at_least) {
   std::lock_guard lock(mutex_);
   ASSIGN_OR_RETURN(const GenerationPtr generation, Attached(caller, lease));
-  absl::StatusOr<std::vector<PageTable::Row>> rows = generation->pages->Alloc(lease, request, first_index, count);
-  if (absl::IsResourceExhausted(rows.status())) {
+  absl::StatusOr<std::vector<PageTable::Row>> rows = generation->pages->Alloc(lease, request, first_index, count, at_least);
+  if (absl::IsResourceExhausted(rows.status()) || (rows.ok() && rows->size() < static_cast<size_t>(count))) {
     NeedSuspects(*generation, "the pool is full and it holds pages");
+  }
+  if (absl::IsResourceExhausted(rows.status())) {
     if (auto permit = LogAllowed("pool-full", 6)) {
       spdlog::warn("KV pool: {} ({} equal lines not shown)", std::string(rows.status().message()), permit->suppressed);
     }

@@ -72,7 +72,8 @@ class Store {
 
   absl::StatusOr<int64_t> Peek(const Hash128& generation, const std::vector<int32_t>& token_ids);
   absl::StatusOr<std::vector<PageTable::Row>> Match(const Caller& caller, uint64_t lease, const Hash128& request, const std::vector<int32_t>& token_ids);
-  absl::StatusOr<std::vector<PageTable::Row>> Alloc(const Caller& caller, uint64_t lease, const Hash128& request, int32_t first_index, int32_t count);
+  absl::StatusOr<std::vector<PageTable::Row>> Alloc(const Caller& caller, uint64_t lease, const Hash128& request, int32_t first_index, int32_t count,
+                                                    int32_t at_least);
   absl::Status Seal(const Caller& caller, uint64_t lease, const Hash128& request, const std::vector<int32_t>& indexes);
   absl::Status Offer(const Caller& caller, uint64_t lease, const Hash128& request);
   absl::StatusOr<std::vector<PageTable::Row>> Take(const Caller& caller, uint64_t lease, const Hash128& request);
@@ -100,6 +101,8 @@ class Store {
     LeaseWatch::Clock::time_point last_beat = LeaseWatch::Clock::now();
   };
 
+  absl::Status CheckNotOvertaken(const Session& session) const;
+  void ReplaceOlder(const Session& session);
   absl::Status AttachRouter(const Hello& hello, Session* session, Welcome* welcome);
   absl::Status Reattach(const Hello& hello, Session* session, Welcome* welcome);
   absl::Status AttachNew(Session* session, Welcome* welcome);
