@@ -1,5 +1,5 @@
 // The generations of a node: found at start and adopted, loaded, switched to, retired.
-// Room: services/weightstore. May touch: common/{formats,shm,numa,base}. Not: gRPC, leases' processes (only whether one is alive).
+// Room: services/weightstore. May touch: common/{image,formats,shm,numa,base}. Not: gRPC, leases' processes (only whether one is alive).
 // Threads: any; Load runs in its caller's thread, one at a time. A Generation lives as long as somebody holds its pointer.
 //
 //   LOADING --all bytes checked--> READY (newest) --a newer one is READY--> READY, superseded --its last lease and row are gone--> RETIRED --> gone

@@ -574,7 +574,9 @@ TEST_F(StoreTest, CallsOfTheOldConnectionAreRefusedAfterAReattachWhileItsStreamI
   EXPECT_EQ(before.Take(kR2, &rows), grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(before.Alloc(kR1, 2, 1, &rows), grpc::StatusCode::UNAVAILABLE);
   EXPECT_EQ(Status().pool().rows(), 4u);
-  EXPECT_THAT(*other->Take(kR2), SizeIs(2));
+  const auto taken = other->Take(kR2);
+  ASSERT_TRUE(taken.ok()) << taken.status();
+  EXPECT_THAT(*taken, SizeIs(2));
   // Nor does a hello that was overtaken.
   hello.set_attempt(2);
   hello.clear_holds();
