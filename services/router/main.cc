@@ -2,9 +2,7 @@
 // Table of contents: flags -> configuration -> logging -> router -> serve -> drain.
 #include <CLI/CLI.hpp>
 
-#include <condition_variable>
 #include <cstdio>
-#include <mutex>
 
 #include "common/base/logging.h"
 #include "common/base/node_config.h"
@@ -36,14 +34,8 @@ int main(int argc, char** argv) {
   }
   if (const absl::Status logging = hearth::InitLogging("router", level.empty() ? config->log_level : level); !logging.ok()) return hearth::kExitConfig;
 
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool stop = false;
-  hearth::InstallStopSignals([&] {
-    std::lock_guard lock(mutex);
-    stop = true;
-    changed.notify_all();
-  });
+  static hearth::StopEvent stop;  // the signals' thread outlives this function
+  hearth::InstallStopSignals([] { stop.Set(); });
 
   auto router = hearth::router::Router::Start(*config, nullptr);
   if (!router.ok()) {
@@ -56,18 +48,13 @@ int main(int argc, char** argv) {
   if (config->grpc_listen.empty()) spdlog::warn("gRPC for clients is off: router.grpc_listen is empty");
   hearth::NotifyReady("listening");
 
-  {
-    std::unique_lock lock(mutex);
-    const int64_t watchdog_us = hearth::WatchdogIntervalUs();
-    while (!stop) {
-      if (watchdog_us > 0) {
-        changed.wait_for(lock, std::chrono::microseconds(watchdog_us));
-        // The loop must answer, or the service manager replaces the process.
-        if ((*router)->Responds(absl::Microseconds(watchdog_us))) hearth::NotifyWatchdog();
-      } else {
-        changed.wait(lock);
-      }
+  if (const int64_t watchdog_us = hearth::WatchdogIntervalUs(); watchdog_us > 0) {
+    while (!stop.WaitFor(std::chrono::microseconds(watchdog_us))) {
+      // The loop must answer, or the service manager replaces the process.
+      if ((*router)->Responds(absl::Microseconds(watchdog_us))) hearth::NotifyWatchdog();
     }
+  } else {
+    stop.Wait();
   }
   spdlog::info("stopping: running requests may end within {} ms", config->drain_ms);
   hearth::NotifyStopping();

@@ -21,9 +21,10 @@ class Server final : public HttpServer {
       : loop_(loop), options_(std::make_shared<const HttpServerOptions>(std::move(options))), handler_(std::make_shared<HttpHandler>(std::move(handler))) {}
   ~Server() override {
     *alive_ = false;
-    for (auto& acceptor : acceptors_) {
+    for (auto& listener : listeners_) {
       boost::system::error_code ignored;
-      acceptor->close(ignored);
+      listener->acceptor.close(ignored);
+      listener->retry.reset();
     }
     *handler_ = nullptr;
     for (const auto& weak : sessions_) {
@@ -38,7 +39,7 @@ class Server final : public HttpServer {
       uint16_t port = host.port;  // with port 0 the first address draws one and the others take the same
       for (const NumericAddress& address : addresses) RETURN_IF_ERROR(Annotate(Bind(address, &port), absl::StrCat("listening on ", text)));
     }
-    for (size_t i = 0; i < acceptors_.size(); ++i) Accept(i);
+    for (const auto& listener : listeners_) Accept(listener.get());
     return absl::OkStatus();
   }
 
@@ -56,33 +57,40 @@ class Server final : public HttpServer {
   }
 
  private:
+  struct Listener {
+    explicit Listener(boost::asio::io_context& io) : acceptor(io) {}
+    tcp::acceptor acceptor;
+    std::shared_ptr<void> retry;  // its own: with one for all, the second to fail would drop the first one's for ever
+  };
+
   absl::Status Bind(const NumericAddress& address, uint16_t* port) {
     boost::system::error_code error;
     const auto ip = boost::asio::ip::make_address(address.ip, error);
     if (error) return absl::InvalidArgumentError(absl::StrCat(address.ip, ": ", error.message()));
-    auto acceptor = std::make_unique<tcp::acceptor>(loop_->io());
+    auto listener = std::make_unique<Listener>(loop_->io());
+    tcp::acceptor& acceptor = listener->acceptor;
     const tcp::endpoint endpoint(ip, *port);
-    acceptor->open(endpoint.protocol(), error);
-    if (!error) acceptor->set_option(tcp::acceptor::reuse_address(true), error);
+    acceptor.open(endpoint.protocol(), error);
+    if (!error) acceptor.set_option(tcp::acceptor::reuse_address(true), error);
     // "[::]" takes IPv4 too, as people expect of it; any other address is one family's.
-    if (!error && ip.is_v6()) acceptor->set_option(boost::asio::ip::v6_only(!ip.is_unspecified()), error);
-    if (!error) acceptor->bind(endpoint, error);
-    if (!error) acceptor->listen(1024, error);
+    if (!error && ip.is_v6()) acceptor.set_option(boost::asio::ip::v6_only(!ip.is_unspecified()), error);
+    if (!error) acceptor.bind(endpoint, error);
+    if (!error) acceptor.listen(1024, error);
     if (error) return ListenError(address, *port, error.value());
-    *port = acceptor->local_endpoint(error).port();
+    *port = acceptor.local_endpoint(error).port();
     addresses_.push_back(FormatAddress(address, *port));
-    acceptors_.push_back(std::move(acceptor));
+    listeners_.push_back(std::move(listener));
     return absl::OkStatus();
   }
 
-  void Accept(size_t index) {
-    acceptors_[index]->async_accept([this, index, alive = alive_](const boost::system::error_code& error, tcp::socket socket) {
+  void Accept(Listener* listener) {
+    listener->acceptor.async_accept([this, listener, alive = alive_](const boost::system::error_code& error, tcp::socket socket) {
       // One that was accepted just before the end still comes here after it.
       if (!*alive || error == boost::asio::error::operation_aborted) return;
       if (error) {
         // Out of file descriptors or memory: give back some time instead of spinning.
         if (const auto permit = LogAllowed("accept", 5)) spdlog::warn("a connection could not be accepted: {}", error.message());
-        retry_ = loop_->After(absl::Milliseconds(100), [this, index] { Accept(index); });
+        listener->retry = loop_->After(absl::Milliseconds(100), [this, listener] { Accept(listener); });
         return;
       }
       auto session = std::make_shared<HttpSession>(std::move(socket), options_, handler_);
@@ -93,18 +101,17 @@ class Server final : public HttpServer {
       sessions_.push_back(session);
       if (draining_) session->LastRequest();
       session->Start();
-      Accept(index);
+      Accept(listener);
     });
   }
 
   EventLoop* loop_;
   std::shared_ptr<const HttpServerOptions> options_;
   std::shared_ptr<HttpHandler> handler_;
-  std::vector<std::unique_ptr<tcp::acceptor>> acceptors_;
+  std::vector<std::unique_ptr<Listener>> listeners_;
   std::vector<std::string> addresses_;
   std::vector<std::weak_ptr<HttpSession>> sessions_;
   size_t prune_at_ = 64;
-  std::shared_ptr<void> retry_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
   bool draining_ = false;
 };

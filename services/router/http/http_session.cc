@@ -117,7 +117,7 @@ void HttpSession::OnRead(const boost::system::error_code& error, size_t bytes) {
   }
   input_.append(read_buffer_.data(), bytes);
   if (phase_ == Phase::kReading) {
-    Arm(options_->request_read);
+    ExpectRest(bytes);
     Parse();
   }
   Read();
@@ -133,6 +133,17 @@ void HttpSession::OnPeerClosed() {
     probes_ = 0;
     Probe();
   }
+}
+
+// Bytes of the request that is being read have come: until when the rest must.
+void HttpSession::ExpectRest(size_t bytes) {
+  if (!parser_->got_some()) {
+    request_since_ = absl::Now();
+    request_bytes_ = 0;
+  }
+  request_bytes_ += static_cast<int64_t>(bytes);
+  const double earned = static_cast<double>(request_bytes_) / static_cast<double>(options_->request_read_bytes);
+  Arm(request_since_ + options_->request_read + absl::Seconds(earned) - absl::Now());
 }
 
 void HttpSession::Parse() {
@@ -188,9 +199,7 @@ void HttpSession::Handle() {
   http10_ = message.version() == 10;
   keep_alive_ = message.keep_alive() && !draining_;
   head_only_ = request.method == "HEAD";
-  auto responder = std::make_shared<Responder>(shared_from_this());
-  responder_ = responder;
-  (*handler_)(std::move(request), std::move(responder));
+  (*handler_)(std::move(request), std::make_shared<Responder>(shared_from_this()));
 }
 
 std::string HttpSession::Head(int status, std::string_view content_type, const HttpHeaders& headers, std::optional<size_t> length) {
@@ -259,6 +268,7 @@ void HttpSession::AnswerDone() {
   // Behind the caller: a pipelined request must not run inside the answer of the one before it.
   boost::asio::post(socket_.get_executor(), [self = shared_from_this()] {
     if (self->phase_ != Phase::kReading) return;
+    if (!self->input_.empty()) self->ExpectRest(self->input_.size());
     self->Parse();
     self->Read();
   });

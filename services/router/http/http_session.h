@@ -37,6 +37,7 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void OnRead(const boost::system::error_code& error, size_t bytes);
   void OnPeerClosed();
   void Parse();
+  void ExpectRest(size_t bytes);
   void OnParseError(const boost::system::error_code& error);
   void Handle();
   void NewParser();
@@ -65,6 +66,8 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
 
   std::optional<Parser> parser_;
   bool sent_continue_ = false;
+  absl::Time request_since_;     // its first byte
+  int64_t request_bytes_ = 0;
   std::string input_;            // read, not yet parsed
   std::array<char, 16 * 1024> read_buffer_;
   bool reading_ = false;
@@ -81,7 +84,6 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   bool head_only_ = false;
   bool http10_ = false;
   bool draining_ = false;
-  std::weak_ptr<Responder> responder_;
   std::function<void()> on_gone_;
 };
 
