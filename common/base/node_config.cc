@@ -114,15 +114,18 @@ absl::Status Validate(NodeConfig& c) {
   static const std::set<std::string> kLevels = {"trace", "debug", "info", "warn", "error", "off"};
   if (!kLevels.count(c.log_level)) return bad("node.log_level '" + c.log_level + "' is unknown: use trace, debug, info, warn, error or off");
   if (c.http_listen.empty() && c.grpc_listen.empty()) return bad("router.http_listen and router.grpc_listen are both empty: no client could come in");
-  if (c.model_name.empty()) {
-    std::filesystem::path path(c.model_path);
-    if (path.filename().empty()) path = path.parent_path();
-    c.model_name = path.filename().string();
-  }
+  c.model_name_is_default = c.model_name.empty();
+  if (c.model_name_is_default) c.model_name = DefaultModelName(c.model_path);
   return absl::OkStatus();
 }
 
 }  // namespace
+
+std::string DefaultModelName(const std::string& model_dir) {
+  std::filesystem::path path(model_dir);
+  if (path.filename().empty()) path = path.parent_path();
+  return path.filename().string();
+}
 
 std::string NodeConfig::StoreSocket() const { return absl::StrCat(runtime_dir, "/", node_name, ".weightstore.sock"); }
 std::string NodeConfig::WorkerSocket(std::string_view kind, int64_t index) const {
@@ -167,6 +170,7 @@ absl::StatusOr<NodeConfig> ParseNodeConfig(std::string_view toml_text, std::stri
 }
 
 absl::StatusOr<NodeConfig> ReadNodeConfig(const std::string& path) {
+  if (std::filesystem::is_directory(path)) return absl::InvalidArgumentError(absl::StrCat(path, ": is a directory; --config wants the file node.toml"));
   std::ifstream in(path);
   if (!in) return absl::NotFoundError(absl::StrCat(path, ": cannot be read (", strerror(errno), "); give --config, or copy deploy/node.toml there"));
   std::stringstream text;

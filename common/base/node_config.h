@@ -23,10 +23,11 @@ struct NodeConfig {
   // [model]
   std::string model_path;                    // Hugging Face directory; required
   std::string model_name;                    // as clients call it; default: the directory's name
+  bool model_name_is_default = true;         // not a key: after `hearth load` a default name follows the new directory
 
   // [weightstore]
   int64_t numa_shards = 0;                   // 0: one per NUMA node with memory; more pretends a topology
-  int64_t load_threads = 0;                  // 0: as many as cores, at most 16
+  int64_t load_threads = 0;                  // 0: as many as cores, but 8 to 16
   int64_t kv_pool_bytes = 0;                 // 0: kv_pool_tokens decides
   int64_t kv_pool_tokens = 0;                // 0: batch x context, at least 32768 tokens
   int64_t orphan_grace_ms = 60'000;          // pages of a stream whose worker died wait so long for the next one
@@ -62,6 +63,9 @@ struct NodeConfig {
   std::string WorkerSocket(std::string_view kind, int64_t index) const;  // kind: "prefill", "decode"
   std::string RouterAdminSocket() const;
 };
+
+// What a model without a name of its own is called: its directory's last part.
+std::string DefaultModelName(const std::string& model_dir);
 
 absl::StatusOr<NodeConfig> ParseNodeConfig(std::string_view toml_text, std::string_view source_path);
 absl::StatusOr<NodeConfig> ReadNodeConfig(const std::string& path);

@@ -17,11 +17,6 @@ class FairQueue {
   void PushHead(T item) { head_.push_back(std::move(item)); }
 
   bool empty() const { return head_.empty() && lanes_.empty(); }
-  size_t size() const {
-    size_t n = head_.size();
-    for (const auto& [key, lane] : lanes_) n += lane.size();
-    return n;
-  }
 
   // Whose turn it is, without taking it; the queue must not be empty.
   const T& Next() const { return head_.empty() ? TurnOf()->second.front() : head_.front(); }

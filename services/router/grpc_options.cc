@@ -62,7 +62,7 @@ absl::StatusOr<std::shared_ptr<Request>> FromGenerate(const v1::GenerateRequest&
   return parsed.request;
 }
 
-absl::StatusOr<std::shared_ptr<Request>> FromChat(const v1::ChatRequest& message, const ModelInfo& model) {
+absl::StatusOr<std::shared_ptr<Request>> FromChat(const v1::ChatRequest& message, const ModelInfo& model, int64_t max_tokens_default) {
   ASSIGN_OR_RETURN(Json body, OptionsJson(message.options()));
   if (message.options().logprobs()) {
     body["logprobs"] = true;
@@ -83,7 +83,7 @@ absl::StatusOr<std::shared_ptr<Request>> FromChat(const v1::ChatRequest& message
     }
     body["chat_template_kwargs"] = std::move(variables);
   }
-  ASSIGN_OR_RETURN(ParsedRequest parsed, ParseChat(body, model));
+  ASSIGN_OR_RETURN(ParsedRequest parsed, ParseChat(body, model, max_tokens_default));
   RETURN_IF_ERROR(SetId(message.request_id(), parsed.request.get()));
   return parsed.request;
 }

@@ -10,6 +10,6 @@
 namespace hearth::router {
 
 absl::StatusOr<std::shared_ptr<Request>> FromGenerate(const v1::GenerateRequest& message, const ModelInfo& model, int64_t max_tokens_default);
-absl::StatusOr<std::shared_ptr<Request>> FromChat(const v1::ChatRequest& message, const ModelInfo& model);
+absl::StatusOr<std::shared_ptr<Request>> FromChat(const v1::ChatRequest& message, const ModelInfo& model, int64_t max_tokens_default);
 
 }  // namespace hearth::router

@@ -22,18 +22,18 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
  public:
   GenerateReactor(const InferenceService::Parts& parts, grpc::CallbackServerContext* context) : parts_(parts), context_(context) {}
 
-  void Start(std::function<absl::StatusOr<std::shared_ptr<Request>>()> parse) {
+  void Start(std::function<absl::StatusOr<std::shared_ptr<Request>>(const ModelInfo& model)> parse) {
     self_ = shared_from_this();
     const auto key = CheckKey(*parts_.keys, *context_);
     if (!key.ok()) {
       parts_.loop->Post([self = self_, status = key.status()] { self->End(status); });
       return;
     }
-    parts_.loop->Offload([self = self_, key = *key, parse = std::move(parse)]() mutable {
-      auto request = std::make_shared<absl::StatusOr<std::shared_ptr<Request>>>(parse());
-      if (request->ok()) (**request)->cached_prefix_tokens = self->parts_.peek->CachedTokens(*(**request)->prompts.front());
-      EventLoop* loop = self->parts_.loop;
-      loop->Post([self = std::move(self), key, request = std::move(request)] { self->Submit(key, std::move(*request)); });
+    parts_.loop->Post([self = self_, key = *key, parse = std::move(parse)] {
+      self->parts_.model->WhenRead([self, key, parse](absl::StatusOr<ServedModel::InfoPtr> model) {
+        if (!model.ok()) return self->End(model.status());
+        self->Parse(key, parse, *std::move(model));
+      });
     });
   }
 
@@ -90,6 +90,18 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
   }
 
  private:
+  void Parse(int32_t key, std::function<absl::StatusOr<std::shared_ptr<Request>>(const ModelInfo& model)> parse, ServedModel::InfoPtr model) {
+    parts_.loop->Offload([self = shared_from_this(), key, parse = std::move(parse), model = std::move(model)]() mutable {
+      auto request = std::make_shared<absl::StatusOr<std::shared_ptr<Request>>>(parse(*model));
+      if (request->ok()) {
+        (**request)->model = std::move(model);
+        (**request)->cached_prefix_tokens = self->parts_.peek->CachedTokens(*(**request)->prompts.front());
+      }
+      EventLoop* loop = self->parts_.loop;
+      loop->Post([self = std::move(self), key, request = std::move(request)] { self->Submit(key, std::move(*request)); });
+    });
+  }
+
   void Submit(int32_t key, absl::StatusOr<std::shared_ptr<Request>> request) {
     if (gone_) return End(absl::CancelledError("cancelled by the client"));
     if (!request.ok()) return End(request.status());
@@ -118,7 +130,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
   }
 
   void Fill(const ScoredToken& token, v1::TokenLogprob* out) const {
-    const std::string_view bytes = parts_.model->tokenizer->TokenBytes(token.id);
+    const std::string_view bytes = request_->model->tokenizer->TokenBytes(token.id);
     out->set_id(token.id);
     out->set_text(ReplaceInvalidUtf8(bytes));
     out->set_token_bytes(std::string(bytes));
@@ -164,19 +176,31 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
   bool gone_ = false;
 };
 
-// Runs `work` where it belongs and finishes the call with its status.
-grpc::ServerUnaryReactor* Unary(const InferenceService::Parts& parts, grpc::CallbackServerContext* context, bool on_loop, std::function<absl::Status()> work) {
+// Runs `work` on the loop and finishes the call with its status.
+grpc::ServerUnaryReactor* Unary(const InferenceService::Parts& parts, grpc::CallbackServerContext* context, std::function<absl::Status()> work) {
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
   if (const auto key = CheckKey(*parts.keys, *context); !key.ok()) {
     reactor->Finish(ToGrpc(key.status()));
     return reactor;
   }
-  auto run = [reactor, work = std::move(work)] { reactor->Finish(ToGrpc(work())); };
-  if (on_loop) {
-    parts.loop->Post(std::move(run));
-  } else {
-    parts.loop->Offload(std::move(run));
+  parts.loop->Post([reactor, work = std::move(work)] { reactor->Finish(ToGrpc(work())); });
+  return reactor;
+}
+
+// The same on the pool, with the model.
+grpc::ServerUnaryReactor* UnaryWithModel(const InferenceService::Parts& parts, grpc::CallbackServerContext* context,
+                                         std::function<absl::Status(const ModelInfo& model)> work) {
+  grpc::ServerUnaryReactor* reactor = context->DefaultReactor();
+  if (const auto key = CheckKey(*parts.keys, *context); !key.ok()) {
+    reactor->Finish(ToGrpc(key.status()));
+    return reactor;
   }
+  parts.loop->Post([reactor, parts, work = std::move(work)] {
+    parts.model->WhenRead([reactor, loop = parts.loop, work](absl::StatusOr<ServedModel::InfoPtr> model) {
+      if (!model.ok()) return reactor->Finish(ToGrpc(model.status()));
+      loop->Offload([reactor, work, model = *std::move(model)] { reactor->Finish(ToGrpc(work(*model))); });
+    });
+  });
   return reactor;
 }
 
@@ -185,19 +209,19 @@ grpc::ServerUnaryReactor* Unary(const InferenceService::Parts& parts, grpc::Call
 grpc::ServerWriteReactor<v1::GenerateEvent>* InferenceService::Generate(grpc::CallbackServerContext* context, const v1::GenerateRequest* request) {
   auto reactor = std::make_shared<GenerateReactor>(parts_, context);
   auto* raw = reactor.get();
-  raw->Start([parts = parts_, message = *request] { return FromGenerate(message, *parts.model, parts.max_tokens_default); });
+  raw->Start([limit = parts_.max_tokens_default, message = *request](const ModelInfo& model) { return FromGenerate(message, model, limit); });
   return raw;
 }
 
 grpc::ServerWriteReactor<v1::GenerateEvent>* InferenceService::Chat(grpc::CallbackServerContext* context, const v1::ChatRequest* request) {
   auto reactor = std::make_shared<GenerateReactor>(parts_, context);
   auto* raw = reactor.get();
-  raw->Start([parts = parts_, message = *request] { return FromChat(message, *parts.model); });
+  raw->Start([limit = parts_.max_tokens_default, message = *request](const ModelInfo& model) { return FromChat(message, model, limit); });
   return raw;
 }
 
 grpc::ServerUnaryReactor* InferenceService::Cancel(grpc::CallbackServerContext* context, const v1::CancelRequest* request, v1::CancelResponse* reply) {
-  return Unary(parts_, context, true, [parts = parts_, request, reply]() -> absl::Status {
+  return Unary(parts_, context, [parts = parts_, request, reply]() -> absl::Status {
     switch (parts.scheduler->CancelById(request->request_id())) {
       case Scheduler::CancelResult::kWasRunning: reply->set_was_running(true); return absl::OkStatus();
       case Scheduler::CancelResult::kHadEnded: return absl::OkStatus();
@@ -208,8 +232,8 @@ grpc::ServerUnaryReactor* InferenceService::Cancel(grpc::CallbackServerContext* 
 }
 
 grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context, const v1::TokenizeRequest* request, v1::TokenizeResponse* reply) {
-  return Unary(parts_, context, false, [parts = parts_, request, reply]() -> absl::Status {
-    const Tokenizer& tokenizer = *parts.model->tokenizer;
+  return UnaryWithModel(parts_, context, [request, reply](const ModelInfo& info) -> absl::Status {
+    const Tokenizer& tokenizer = *info.tokenizer;
     ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
                      tokenizer.Encode(request->text(), {.add_special_tokens = request->add_special_tokens(), .parse_special = request->parse_special()}));
     for (const int32_t id : ids) {
@@ -221,19 +245,21 @@ grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext
 }
 
 grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request, v1::DetokenizeResponse* reply) {
-  return Unary(parts_, context, false, [parts = parts_, request, reply]() -> absl::Status {
-    reply->set_text(parts.model->tokenizer->Decode({request->ids().begin(), request->ids().end()}, false));
+  return UnaryWithModel(parts_, context, [request, reply](const ModelInfo& info) -> absl::Status {
+    reply->set_text(info.tokenizer->Decode({request->ids().begin(), request->ids().end()}, false));
     return absl::OkStatus();
   });
 }
 
 grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerContext* context, const v1::ListModelsRequest*, v1::ListModelsResponse* reply) {
-  return Unary(parts_, context, true, [parts = parts_, reply]() -> absl::Status {
+  return Unary(parts_, context, [parts = parts_, reply]() -> absl::Status {
+    const ServedModel::InfoPtr& info = parts.model->current();
+    if (info == nullptr) return absl::OkStatus();  // the files of another model are being read
     auto* model = reply->add_models();
-    model->set_id(parts.model->name);
-    model->set_architecture(parts.model->architecture);
-    model->set_context_tokens(parts.model->context_tokens);
-    model->set_vocab_size(parts.model->vocab_size);
+    model->set_id(info->name);
+    model->set_architecture(info->architecture);
+    model->set_context_tokens(info->context_tokens);
+    model->set_vocab_size(info->vocab_size);
     model->set_ready(parts.health->Check().ready);
     return absl::OkStatus();
   });

@@ -7,9 +7,9 @@
 #include "services/router/access.h"
 #include "services/router/event_loop.h"
 #include "services/router/health.h"
-#include "services/router/model_info.h"
 #include "services/router/prefix_peek.h"
 #include "services/router/scheduler.h"
+#include "services/router/served_model.h"
 
 namespace hearth::router {
 
@@ -17,7 +17,7 @@ class InferenceService final : public v1::Inference::CallbackService {
  public:
   struct Parts {
     EventLoop* loop;
-    const ModelInfo* model;
+    ServedModel* model;
     const ApiKeys* keys;
     Scheduler* scheduler;
     Health* health;

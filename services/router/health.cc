@@ -33,7 +33,9 @@ HealthView Health::Check() {
     health.progress = view.load_fraction;
     health.eta_seconds = view.load_eta_seconds;
   }
+  model_->Refresh();
   absl::Status status = StoreReadiness();
+  if (status.ok()) status = model_->Readiness();
   if (status.ok()) status = scheduler_->DecodeReadiness();
   if (scheduler_->draining()) status = absl::UnavailableError("the node is stopping");
   health.ready = status.ok();

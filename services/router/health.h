@@ -1,6 +1,7 @@
 // Whether this node would serve a request now, and if not, why and for how long: one judgement for /health, gRPC health, admission and status.
 // Room: services/router. Threads: the loop only.
-// Ready means: a decode worker answered Status within the last seconds and says it is ready, and the weight store is attached. A store that
+// Ready means: a decode worker answered Status within the last seconds and says it is ready, the weight store is attached, and the tokenizer of
+// the model that it has is read. A store that
 // was there and is away for a moment (a restart is adopted in well under a second) is forgiven for `store_grace`.
 #pragma once
 
@@ -25,14 +26,15 @@ struct HealthView {
 
 class Health {
  public:
-  Health(const StoreClient* store, const Scheduler* scheduler, absl::Duration store_grace = absl::Seconds(3))
-      : store_(store), scheduler_(scheduler), store_grace_(store_grace) {}
+  Health(const StoreClient* store, ServedModel* model, const Scheduler* scheduler, absl::Duration store_grace)
+      : store_(store), model_(model), scheduler_(scheduler), store_grace_(store_grace) {}
   HealthView Check();
   // The store's part alone: OK or Unavailable.
   absl::Status StoreReadiness();
 
  private:
   const StoreClient* store_;
+  ServedModel* model_;
   const Scheduler* scheduler_;
   const absl::Duration store_grace_;
   bool was_attached_ = false;

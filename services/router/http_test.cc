@@ -1,12 +1,17 @@
 // The HTTP door end to end, through real sockets: shapes, streams, errors, connections. Room: services/router.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <unistd.h>
 
 #include <fstream>
 #include <thread>
 
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
+#include "services/router/http/http_server.h"
 #include "services/router/testing/fakes.h"
 
 namespace hearth::router::testing {
@@ -207,6 +212,25 @@ TEST(HttpTest, ContextLimits) {
   EXPECT_EQ(all["choices"][0]["finish_reason"], "length");
 }
 
+TEST(HttpTest, ContextIsBoundedByTheRealPool) {
+  TestNode node;
+  node.store.SetView(FakeStore::ReadyView({1, 2}, {}, "", 320));  // 5 pages
+  EXPECT_EQ(node.Get("/health").status, 200);
+  EXPECT_EQ(node.Get("/v1/models").json()["data"][0]["max_model_len"], 320);
+  const auto with_prompt = [&](int tokens) {
+    return node.Post("/v1/completions", PromptBody({{"prompt", std::vector<int32_t>(static_cast<size_t>(tokens), 50)}, {"ignore_eos", true}}));
+  };
+  const auto refused = with_prompt(320);
+  EXPECT_EQ(refused.status, 400);
+  EXPECT_EQ(refused.json()["error"]["code"], "context_length_exceeded");
+  EXPECT_THAT(refused.json()["error"]["message"].get<std::string>(),
+              ::testing::AllOf(HasSubstr("KV pool"), HasSubstr("320"), HasSubstr("319"), HasSubstr(absl::StrCat(DemoModel().model_context_tokens))));
+  EXPECT_EQ(with_prompt(300).json()["usage"]["completion_tokens"], 20);
+  node.store.SetView(FakeStore::ReadyView({3, 4}, {}, "", 1'000'000));  // the same weights, another pool
+  EXPECT_EQ(node.Get("/health").status, 200);
+  EXPECT_EQ(node.Get("/v1/models").json()["data"][0]["max_model_len"], DemoModel().model_context_tokens);
+}
+
 TEST(HttpTest, KeysAndOrigins) {
   const std::string path = ::testing::TempDir() + "/hearth_http_keys";
   std::ofstream(path) << "k1\nk2\n";
@@ -391,6 +415,84 @@ TEST(HttpTest, LocalhostIsBothFamilies) {
   const auto refused = Router::Start(other, Forward(&store));
   ASSERT_FALSE(refused.ok());
   EXPECT_THAT(std::string(refused.status().message()), HasSubstr("another process listens there"));
+}
+
+// Out of descriptors on both families at once: both listeners accept again when there are some.
+TEST(HttpTest, EveryListenerRecoversFromLackOfDescriptors) {
+  TestNode node([](NodeConfig* config) { config->http_listen = {"localhost:0"}; });
+  const std::vector<std::string>& addresses = node.router->http_addresses();
+  if (addresses.size() < 2) GTEST_SKIP() << "this machine has one address family";
+  rlimit before{};
+  ASSERT_EQ(getrlimit(RLIMIT_NOFILE, &before), 0);
+  // Connecting needs descriptors too: its sockets are made first. What is open stays open under the lower limit.
+  std::vector<int> sockets;
+  std::vector<sockaddr_storage> targets;
+  std::vector<socklen_t> lengths;
+  for (const std::string& address : addresses) {
+    const size_t colon = address.rfind(':');
+    const bool v6 = address[0] == '[';
+    sockets.push_back(socket(v6 ? AF_INET6 : AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+    sockaddr_storage target{};
+    const auto port = htons(static_cast<uint16_t>(std::stoi(address.substr(colon + 1))));
+    if (v6) {
+      auto* in6 = reinterpret_cast<sockaddr_in6*>(&target);
+      *in6 = {.sin6_family = AF_INET6, .sin6_port = port, .sin6_flowinfo = 0, .sin6_addr = in6addr_loopback, .sin6_scope_id = 0};
+    } else {
+      auto* in = reinterpret_cast<sockaddr_in*>(&target);
+      in->sin_family = AF_INET;
+      in->sin_port = port;
+      in->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+    }
+    targets.push_back(target);
+    lengths.push_back(v6 ? sizeof(sockaddr_in6) : sizeof(sockaddr_in));
+  }
+  rlimit none = before;
+  none.rlim_cur = 0;
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &none), 0);
+  for (size_t i = 0; i < sockets.size(); ++i) EXPECT_EQ(connect(sockets[i], reinterpret_cast<const sockaddr*>(&targets[i]), lengths[i]), 0);
+  absl::SleepFor(absl::Milliseconds(150));
+  ASSERT_EQ(setrlimit(RLIMIT_NOFILE, &before), 0);
+  for (const int fd : sockets) close(fd);
+  for (const std::string& address : addresses) {
+    TestClient client(address);
+    client.Get("/livez");
+    EXPECT_EQ(client.Read().status, 200) << address;
+  }
+}
+
+// The door alone: a slow upload passes, one that drips for ever does not.
+TEST(HttpServerTest, ARequestHasADeadlineThatGrowsWithWhatHasCome) {
+  EventLoop loop(1);
+  HttpServerOptions options;
+  options.request_read = absl::Milliseconds(300);
+  options.request_read_bytes = 1000;  // 1000 bytes earn a second
+  options.render_error = [](const absl::Status& status) { return HttpReply{408, "text/plain", std::string(status.message()), {}}; };
+  auto server = HttpServer::Start(&loop, {"127.0.0.1:0"}, options, [](HttpRequest request, std::shared_ptr<HttpResponder> responder) {
+    responder->Reply({200, "text/plain", absl::StrCat(request.body.size()), {}});
+  });
+  ASSERT_TRUE(server.ok()) << server.status();
+  std::thread thread([&] { loop.Run(); });
+  const std::string address = (*server)->addresses().front();
+  const auto upload = [&](size_t total, size_t part, absl::Duration every, absl::Duration limit) {
+    TestClient client(address);
+    client.Send(absl::StrCat("POST / HTTP/1.1\r\nHost: t\r\nContent-Length: ", total, "\r\n\r\n"));
+    const absl::Time end = absl::Now() + limit;
+    for (size_t sent = 0; sent < total && absl::Now() < end; sent += part) {
+      client.Send(std::string(std::min(part, total - sent), 'x'));
+      absl::SleepFor(every);
+    }
+    return client.Read();
+  };
+  const absl::Time start = absl::Now();
+  const auto slow = upload(2000, 200, absl::Milliseconds(100), absl::Seconds(9));  // 1 s in all, never silent for long
+  EXPECT_EQ(slow.status, 200);
+  EXPECT_EQ(slow.body, "2000");
+  EXPECT_GT(absl::Now() - start, absl::Milliseconds(900));
+  EXPECT_EQ(upload(2000, 1, absl::Milliseconds(20), absl::Seconds(2)).status, 408);  // never silent for long either
+  loop.Post([&] { server->reset(); });
+  loop.DrainPool();
+  loop.Stop();
+  thread.join();
 }
 
 TEST(HttpTest, SixtyFourStreamsAtOnce) {

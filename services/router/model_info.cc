@@ -8,28 +8,38 @@
 
 namespace hearth::router {
 
-absl::StatusOr<std::unique_ptr<ModelInfo>> ModelInfo::Load(const NodeConfig& config) {
-  auto info = std::make_unique<ModelInfo>();
-  ASSIGN_OR_RETURN(const ModelConfig model, ReadModelConfig(config.model_path));
+absl::StatusOr<ModelInfo> ModelInfo::Load(const NodeConfig& config, const std::string& model_dir) {
+  ModelInfo info;
+  ASSIGN_OR_RETURN(const ModelConfig model, ReadModelConfig(model_dir));
   for (const std::string& note : model.notes) spdlog::info("{}", note);
-  info->name = config.model_name;
-  info->architecture = model.architecture;
-  info->vocab_size = static_cast<int32_t>(model.vocab_size);
-  int64_t context = model.max_position_embeddings;
-  // A stream can't be longer than the pool that holds its pages.
-  if (config.kv_pool_tokens > 0 && config.kv_pool_bytes == 0) context = std::min(context, config.kv_pool_tokens);
-  info->context_tokens = static_cast<int32_t>(context);
-  ASSIGN_OR_RETURN(info->tokenizer, Tokenizer::Load(config.model_path));
-  info->eos_ids = model.eos_token_ids;
-  if (const auto eos = info->tokenizer->eos_id(); eos && std::find(info->eos_ids.begin(), info->eos_ids.end(), *eos) == info->eos_ids.end()) {
-    info->eos_ids.push_back(*eos);
+  info.name = config.model_name_is_default ? DefaultModelName(model_dir) : config.model_name;
+  info.architecture = model.architecture;
+  info.vocab_size = static_cast<int32_t>(model.vocab_size);
+  info.model_context_tokens = static_cast<int32_t>(model.max_position_embeddings);
+  info.context_tokens = info.model_context_tokens;
+  // What the pool holds once it is there is the store's to say; until then, what was asked for.
+  if (config.kv_pool_tokens > 0 && config.kv_pool_bytes == 0) {
+    info.context_tokens = static_cast<int32_t>(std::min(model.max_position_embeddings, config.kv_pool_tokens));
   }
-  if (const std::string_view source = info->tokenizer->chat_template(); !source.empty()) {
+  ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, Tokenizer::Load(model_dir));
+  info.eos_ids = model.eos_token_ids;
+  if (const auto eos = tokenizer->eos_id(); eos && std::find(info.eos_ids.begin(), info.eos_ids.end(), *eos) == info.eos_ids.end()) {
+    info.eos_ids.push_back(*eos);
+  }
+  if (const std::string_view source = tokenizer->chat_template(); !source.empty()) {
     auto parsed = ChatTemplate::Parse(source);
-    if (!parsed.ok()) return Annotate(parsed.status(), absl::StrCat(config.model_path, ": chat template"));
-    info->chat_template = *std::move(parsed);
+    if (!parsed.ok()) return Annotate(parsed.status(), absl::StrCat(model_dir, ": chat template"));
+    info.chat_template = *std::move(parsed);
   }
-  info->created_seconds = UnixNowSeconds();
+  info.tokenizer = std::move(tokenizer);
+  info.created_seconds = UnixNowSeconds();
+  return info;
+}
+
+std::shared_ptr<const ModelInfo> ModelInfo::In(const Hash128& generation_fingerprint, int64_t kv_tokens) const {
+  auto info = std::make_shared<ModelInfo>(*this);
+  info->fingerprint = generation_fingerprint;
+  if (kv_tokens > 0) info->context_tokens = static_cast<int32_t>(std::min<int64_t>(model_context_tokens, kv_tokens));
   return info;
 }
 

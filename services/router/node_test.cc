@@ -2,10 +2,15 @@
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
+#include <filesystem>
+#include <fstream>
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
+#include "common/formats/synth.h"
 #include "common/rpc/rpc.h"
 #include "hearth/v1/inference.grpc.pb.h"
 #include "hearth/v1/node.grpc.pb.h"
@@ -37,7 +42,7 @@ TEST(SchedulerTest, PathFollowsTheUncachedLength) {
   EXPECT_EQ(prefilled.request_id(), decoded.request_id());
   EXPECT_EQ(prefilled.prefill_until(), 499);
   EXPECT_EQ(prefilled.epoch() + 1, decoded.epoch());
-  EXPECT_EQ(decoded.generation(), "gen");
+  EXPECT_EQ(decoded.generation(), node.decode->generation());
   node.store.peek = 448;  // the pages have most of it
   EXPECT_EQ(node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(500)}})).status, 200);
   EXPECT_EQ(node.prefill->calls().size(), 1U);
@@ -83,7 +88,7 @@ TEST(SchedulerTest, LostDecodeWorkerIsAPauseWithoutRepeatedTokens) {
     EXPECT_EQ(first.seed(), last.seed());
     EXPECT_EQ(last.output_ids_size(), kill ? 3 : 2);
     EXPECT_GT(last.epoch(), first.epoch());
-    EXPECT_EQ(last.generation(), "gen");
+    EXPECT_EQ(last.generation(), node.decode->generation());
   }
   EXPECT_GE(node.Metric("hearth_resumes_total"), 2);
 }
@@ -195,6 +200,165 @@ TEST(HealthTest, FromLoadingToReadyToHungAndBack) {
   node.store.SetView(away);
   ASSERT_TRUE(WaitFor([&] { return node.Get("/health").status == 503; }, absl::Seconds(2)));
   EXPECT_THAT(node.Get("/health").body, AllOf(HasSubstr("the weight store is away"), Not(HasSubstr("connection refused"))));
+}
+
+// A folder that has what the router reads of a model, with a byte-level tokenizer of 259 ids.
+std::string OtherModelDir() {
+  static const std::string& dir = *new std::string([] {
+    const std::string path = absl::StrCat(::testing::TempDir(), "/hearth_other_model_", getpid());
+    std::filesystem::remove_all(path);
+    std::ifstream in(ModelDir() + "/config.json");
+    Json config = Json::parse(in);
+    config["vocab_size"] = 300;
+    config["max_position_embeddings"] = 512;
+    SynthOptions options;
+    options.out_dir = path;
+    HEARTH_CHECK(WriteSynthCheckpoint(config.dump(), options).ok());
+    return path;
+  }());
+  return dir;
+}
+constexpr Hash128 kOldModel{7, 7}, kNewModel{8, 8}, kOldGeneration{1, 2}, kNewGeneration{3, 4};
+
+TEST(ModelTest, EachGenerationHasItsOwnTokenizerNameAndContext) {
+  TestNode node;
+  node.store.SetView(FakeStore::ReadyView(kOldGeneration, kOldModel, ModelDir()));
+  node.WaitReady();
+  const Json before = node.Post("/tokenize", {{"content", "Once"}}).json()["tokens"];
+  EXPECT_EQ(before, Json(Ids("Once")));
+  node.store.SetView(FakeStore::ReadyView(kNewGeneration, kNewModel, OtherModelDir(), 256));
+  node.decode->SetGeneration(kNewGeneration);
+  node.prefill->SetGeneration(kNewGeneration);
+  node.decode->SetScript({3 + 'h', 3 + 'o'});
+  // What comes while the files are read waits for them: nothing is ever encoded with the old tokenizer again.
+  const Json bytes = {3 + 'O', 3 + 'n', 3 + 'c', 3 + 'e'};
+  EXPECT_EQ(node.Post("/tokenize", {{"content", "Once"}}).json()["tokens"], bytes);
+  node.WaitReady();
+  const Json model = node.Get("/v1/models").json()["data"][0];
+  EXPECT_EQ(model["id"], OtherModelDir().substr(OtherModelDir().rfind('/') + 1));
+  EXPECT_EQ(model["max_model_len"], 256);
+  absl::SleepFor(absl::Milliseconds(150));  // the link learns of the worker's new weights with its next question
+  const auto answer = node.Post("/v1/completions", {{"prompt", "Once"}, {"max_tokens", 2}});
+  ASSERT_EQ(answer.status, 200) << answer.body;
+  EXPECT_EQ(answer.json()["choices"][0]["text"], "ho");
+  EXPECT_EQ(node.decode->calls().back().prompt_ids_size(), 4 + (node.decode->calls().back().prompt_ids(0) != 3 + 'O' ? 1 : 0));
+  EXPECT_EQ(node.Post("/v1/completions", {{"model", "fable-moe"}, {"prompt", "x"}}).status, 404);
+}
+
+TEST(ModelTest, ANameOfTheConfigurationStays) {
+  TestNode node([](NodeConfig* config) {
+    config->model_name = "mine";
+    config->model_name_is_default = false;
+  });
+  node.store.SetView(FakeStore::ReadyView(kNewGeneration, kNewModel, OtherModelDir()));
+  node.WaitReady();
+  EXPECT_EQ(node.Get("/v1/models").json()["data"][0]["id"], "mine");
+}
+
+TEST(ModelTest, AModelWhoseFilesCannotBeReadIsNotServedAndTheReasonIsSaid) {
+  TestNode node;
+  node.store.SetView(FakeStore::ReadyView(kNewGeneration, kNewModel, "/nowhere/model"));
+  ASSERT_TRUE(WaitFor([&] { return node.Get("/health").status == 503; }));
+  ASSERT_TRUE(WaitFor([&] { return node.Get("/health").body.find("/nowhere/model") != std::string::npos; }));
+  const auto refused = node.Post("/v1/completions", PromptBody());
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_THAT(refused.body, HasSubstr("/nowhere/model"));
+  EXPECT_TRUE(node.Get("/v1/models").json()["data"].empty());
+  node.store.SetView(FakeStore::ReadyView(kOldGeneration, kOldModel, ModelDir()));
+  node.WaitReady();
+}
+
+TEST(ModelTest, RequestsOfAModelThatWasReplacedEndBeforeATokenAndRunningOnesEndUndisturbed) {
+  TestNode node;
+  node.store.SetView(FakeStore::ReadyView(kOldGeneration, kOldModel, ModelDir()));
+  node.WaitReady();
+  node.decode->max_batch = 1;
+  absl::SleepFor(absl::Milliseconds(150));
+  node.decode->hold_at = 1;
+  TestClient running(node.address()), queued(node.address());
+  running.Post("/v1/completions", PromptBody({{"stream", true}}).dump());
+  ASSERT_TRUE(node.decode->WaitRunning(1, absl::Seconds(2)));
+  queued.Post("/v1/completions", PromptBody({{"stream", true}}).dump());
+  ASSERT_TRUE(WaitFor([&] { return node.Metric("hearth_streams{state=\"queued\"}") == 1; }));
+  node.store.SetView(FakeStore::ReadyView(kNewGeneration, kNewModel, OtherModelDir()));
+  node.decode->draining = true;
+  const auto replaced = queued.Read();
+  EXPECT_EQ(replaced.text(), "");
+  EXPECT_THAT(replaced.body, HasSubstr("the model was replaced while this request was waiting: send it again"));
+  node.decode->Release();
+  EXPECT_EQ(running.Read().text(), "Once upon a time");
+}
+
+// The worker has newer weights than the router knows of when it sends the stream: `started` tells.
+TEST(ModelTest, WhatRunsOnOtherWeightsThanItsTokensAreForIsEnded) {
+  TestNode node;
+  node.store.SetView(FakeStore::ReadyView(kOldGeneration, kOldModel, ModelDir()));
+  node.WaitReady();
+  node.decode->before_started = [&] {
+    node.decode->SetGeneration(kNewGeneration);
+    node.store.SetView(FakeStore::ReadyView(kNewGeneration, kNewModel, OtherModelDir()));
+  };
+  const auto answer = node.Post("/v1/completions", PromptBody());
+  EXPECT_EQ(answer.status, 503) << answer.body;
+  EXPECT_THAT(answer.body, HasSubstr("the model was replaced"));
+}
+
+TEST(SchedulerTest, WhileTheOnlyWorkerDrainsForASwitchRequestsQueue) {
+  TestNode node([](NodeConfig* config) { config->max_queue = 2; });
+  node.decode->draining = true;
+  ASSERT_TRUE(WaitFor([&] { return node.Get("/health").status == 503; }));
+  EXPECT_THAT(node.Get("/health").body, HasSubstr("draining"));
+  absl::SleepFor(absl::Milliseconds(800));  // longer than admit_grace
+  TestClient first(node.address()), second(node.address());
+  first.Post("/v1/completions", PromptBody().dump());
+  second.Post("/v1/completions", PromptBody().dump());
+  ASSERT_TRUE(WaitFor([&] { return node.Metric("hearth_streams{state=\"queued\"}") == 2; }));
+  EXPECT_EQ(node.Post("/v1/completions", PromptBody()).status, 429);
+  absl::SleepFor(absl::Seconds(3));  // longer than give_up
+  EXPECT_EQ(node.Metric("hearth_streams{state=\"queued\"}"), 2);
+  node.decode->Kill();
+  node.decode->draining = false;
+  absl::SleepFor(absl::Milliseconds(200));
+  node.decode->Start();
+  EXPECT_EQ(first.Read().status, 200);
+  EXPECT_EQ(second.Read().status, 200);
+  // Drained and not come back: the grace time counts from then.
+  node.decode->draining = true;
+  ASSERT_TRUE(WaitFor([&] { return node.Get("/health").status == 503; }));
+  node.decode->Kill();
+  absl::SleepFor(absl::Milliseconds(900));
+  const auto refused = node.Post("/v1/completions", PromptBody());
+  EXPECT_EQ(refused.status, 503);
+  EXPECT_THAT(refused.body, HasSubstr("no decode worker is ready"));
+}
+
+TEST(SchedulerTest, AStreamThatLostALongPromptsPagesGoesToPrefillAgain) {
+  TestNode node([](NodeConfig* config) { config->chunked_prefill_max_tokens = 200; });
+  for (const bool preempted : {true, false}) {
+    const size_t calls_before = node.prefill->calls().size();
+    node.store.peek = 0;
+    (preempted ? node.decode->preempt_at : node.decode->fail_at) = 2;
+    const Json answer = node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(500)}})).json();
+    EXPECT_EQ(answer["choices"][0]["text"], "Once upon a time");
+    const auto calls = node.prefill->calls();
+    ASSERT_EQ(calls.size(), calls_before + 2) << preempted;
+    // The prefill form ends before the last prompt token, whatever the stream has output; decode recomputes the rest in its own form.
+    EXPECT_EQ(calls.back().output_ids_size(), 2);
+    EXPECT_EQ(calls.back().prefill_until(), 499);
+    EXPECT_EQ(calls.back().request_id(), calls[calls.size() - 2].request_id());
+    EXPECT_EQ(node.decode->calls().back().output_ids_size(), 2);
+  }
+  // Its pages are published: decode goes on by itself.
+  const size_t calls_before = node.prefill->calls().size();
+  node.decode->hold_at = 2;
+  TestClient client(node.address());
+  client.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(500)}, {"stream", true}}).dump());
+  ASSERT_TRUE(node.decode->WaitRunning(1, absl::Seconds(2)));
+  node.store.peek = 448;
+  node.decode->fail_at = 2;
+  node.decode->Release();
+  EXPECT_EQ(client.Read().text(), "Once upon a time");
+  EXPECT_EQ(node.prefill->calls().size(), calls_before + 1);
 }
 
 TEST(DrainTest, NewRequestsAreRefusedAndRunningOnesEndOrAreToldSo) {

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "services/router/choice_text.h"
+#include "services/router/model_info.h"
 
 namespace hearth::router {
 

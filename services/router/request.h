@@ -85,6 +85,7 @@ struct StateChange {
 };
 
 class ChoiceText;
+struct ModelInfo;
 struct Request;
 
 struct Stream {
@@ -117,6 +118,7 @@ struct Request {
   Request& operator=(const Request&) = delete;
 
   std::string id;        // "chatcmpl-..."; what Cancel takes
+  std::shared_ptr<const ModelInfo> model;  // whose tokenizer made the prompts and reads the answers
   int32_t key_index = 0;  // which API key: fair share is between these
   int64_t arrived_ns = 0;
   std::vector<std::shared_ptr<const std::vector<int32_t>>> prompts;

@@ -5,6 +5,7 @@
 #include <grpcpp/health_check_service_interface.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 
@@ -24,6 +25,7 @@ namespace {
 
 constexpr int kPoolThreads = 4;  // tokenizing is quick; calls of the store may wait a second each
 constexpr uint16_t kGrpcPort = 8081;
+constexpr int64_t kExtendStopUs = 15'000'000;
 
 class Latch {
  public:
@@ -61,7 +63,7 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Start(const NodeConfig& config, 
 Router::Router(const NodeConfig& config) : config_(config), started_ns_(MonotonicNowNs()) {}
 
 absl::Status Router::Init(std::unique_ptr<StoreClient> store, const RouterTimes& times) {
-  ASSIGN_OR_RETURN(model_, ModelInfo::Load(config_));
+  ASSIGN_OR_RETURN(ModelInfo model, ModelInfo::Load(config_, config_.model_path));
   ASSIGN_OR_RETURN(ApiKeys keys, ApiKeys::Load(config_.api_key_file));
   keys_ = std::make_unique<ApiKeys>(std::move(keys));
   origins_ = std::make_unique<CorsOrigins>(config_.cors_origins);
@@ -73,21 +75,24 @@ absl::Status Router::Init(std::unique_ptr<StoreClient> store, const RouterTimes&
     options.socket_path = config_.StoreSocket();
     options.kind = ClientKind::kRouter;
     options.name = "router";
+    options.on_switch = [this](const Hash128&) {
+      loop_->Post([this] { model_->Refresh(); });
+    };
     store_ = StoreClient::Start(std::move(options));
   }
+  model_ = std::make_unique<ServedModel>(loop_.get(), store_.get(), config_, std::move(model));
   metrics_ = std::make_unique<Metrics>();
   peek_ = std::make_unique<PrefixPeek>(store_.get(), config_.chunked_prefill_max_tokens);
 
   SchedulerOptions options;
   options.max_queue = config_.max_queue;
   options.chunked_prefill_max_tokens = config_.chunked_prefill_max_tokens;
-  options.context_tokens = model_->context_tokens;
-  options.eos_ids = model_->eos_ids;
   options.give_up = times.give_up;
   options.admit_grace = times.admit_grace;
   options.link_times = times.link;
-  scheduler_ = std::make_unique<Scheduler>(loop_.get(), std::move(options), model_->tokenizer.get(), store_.get(), metrics_.get());
-  health_ = std::make_unique<Health>(store_.get(), scheduler_.get(), times.store_grace);
+  scheduler_ = std::make_unique<Scheduler>(loop_.get(), std::move(options), model_.get(), store_.get(), peek_.get(), metrics_.get());
+  health_ = std::make_unique<Health>(store_.get(), model_.get(), scheduler_.get(), times.store_grace);
+  model_->set_on_replaced([this] { scheduler_->OnModelReplaced(); });
   scheduler_->set_gate([this] { return health_->StoreReadiness(); });
 
   RETURN_IF_ERROR(StartHttp(times));
@@ -168,6 +173,7 @@ Router::~Router() {
   if (thread_.joinable()) {
     RunOnLoop([this] {
       scheduler_->FailAll(absl::UnavailableError("the node has stopped"));
+      model_->Stop();
       http_.reset();
       readiness_timer_.reset();
     });
@@ -205,7 +211,15 @@ void Router::Drain() {
     scheduler_->Drain([empty] { empty->Done(); });
     UpdateReadiness();
   });
-  if (!empty->WaitFor(absl::Milliseconds(config_.drain_ms))) {
+  // The service manager is told every second that the drain goes on: its own limit on stopping is for a process that does not.
+  const absl::Time end = absl::Now() + absl::Milliseconds(config_.drain_ms);
+  bool is_empty = false;
+  while (!is_empty && absl::Now() < end) {
+    NotifyExtendTimeout(kExtendStopUs);
+    NotifyWatchdog();
+    is_empty = empty->WaitFor(std::clamp(end - absl::Now(), absl::ZeroDuration(), absl::Seconds(1)));
+  }
+  if (!is_empty) {
     RunOnLoop([&] { scheduler_->FailAll(absl::UnavailableError("the node is stopping and its drain time is over: send the request again")); });
   }
   // Last answers are on their way to clients; a client that does not read them is not waited for.
@@ -239,7 +253,7 @@ void Router::FillStatus(v1::RouterStatus* status) {
   const HealthView health = health_->Check();
   status->set_pid(getpid());
   status->set_uptime_seconds(static_cast<double>(now_ns - started_ns_) / 1e9);
-  status->set_model(model_->name);
+  if (model_->current() != nullptr) status->set_model(model_->current()->name);
   status->set_ready(health.ready);
   status->set_not_ready_reason(health.reason);
   status->set_queued(metrics_->streams(StreamState::kQueued));

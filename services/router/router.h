@@ -32,8 +32,8 @@ class HttpApi;
 class HttpServer;
 class InferenceService;
 class PrefixPeek;
+class ServedModel;
 class StatusService;
-struct ModelInfo;
 
 struct RouterTimes {
   LinkTimes link;
@@ -70,14 +70,14 @@ class Router {
   const NodeConfig config_;
   const int64_t started_ns_;
   std::unique_ptr<EventLoop> loop_;
-  std::unique_ptr<ModelInfo> model_;
   std::unique_ptr<ApiKeys> keys_;
   std::unique_ptr<CorsOrigins> origins_;
   std::unique_ptr<StoreClient> store_;
+  std::unique_ptr<ServedModel> model_;
   std::unique_ptr<Metrics> metrics_;
+  std::unique_ptr<PrefixPeek> peek_;
   std::unique_ptr<Scheduler> scheduler_;
   std::unique_ptr<Health> health_;
-  std::unique_ptr<PrefixPeek> peek_;
   std::unique_ptr<HttpApi> http_api_;
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<InferenceService> inference_;

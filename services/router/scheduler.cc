@@ -8,6 +8,7 @@
 #include "common/base/logging.h"
 #include "common/base/time.h"
 #include "common/rpc/rpc.h"
+#include "common/shm/kv_pool.h"
 #include "services/router/api_error.h"
 #include "services/router/choice_text.h"
 
@@ -15,10 +16,14 @@ namespace hearth::router {
 namespace {
 
 constexpr size_t kEndedIdsMax = 10'000;
-constexpr int32_t kPageTokens = 64;  // shorter prompts publish no page, so their choices gain nothing by waiting for the first
 
 // How long ago, from CLOCK_MONOTONIC nanoseconds.
 absl::Duration Since(int64_t then_ns) { return absl::Nanoseconds(MonotonicNowNs() - then_ns); }
+
+absl::Status OtherWeights(const WorkerLink& link) {
+  return absl::UnavailableError(absl::StrCat(link.name(), " has not switched to the present model yet"));
+}
+absl::Status Replaced() { return absl::UnavailableError("the model was replaced while this request was waiting: send it again"); }
 
 }  // namespace
 
@@ -40,7 +45,8 @@ struct Scheduler::Track {
   std::shared_ptr<CallRef> ref;
   std::vector<TrackPtr> followers;  // choices of the same prompt that wait for its pages
   bool touched = false;             // a worker has had it: it may have pages
-  bool prefilled = false;
+  bool prefilled = false;           // or no prefill worker is to be asked any more: decode takes it as it is
+  int64_t cached_tokens = 0;        // of its prompt, as the store predicted; chooses the path, no more
   int lost = 0;                     // workers lost in a row without a token gained
   int64_t waiting_since_ns = 0;
   int64_t refused_since_ns = 0;     // 0: not refused since it last ran
@@ -54,8 +60,8 @@ struct Scheduler::Active {
   bool waiting = true;  // counted in waiting_requests_
 };
 
-Scheduler::Scheduler(EventLoop* loop, SchedulerOptions options, const Tokenizer* tokenizer, StoreClient* store, Metrics* metrics)
-    : loop_(loop), options_(std::move(options)), tokenizer_(tokenizer), store_(store), metrics_(metrics) {}
+Scheduler::Scheduler(EventLoop* loop, SchedulerOptions options, ServedModel* model, StoreClient* store, PrefixPeek* peek, Metrics* metrics)
+    : loop_(loop), options_(std::move(options)), model_(model), store_(store), peek_(peek), metrics_(metrics) {}
 
 Scheduler::~Scheduler() {
   *alive_ = false;
@@ -85,26 +91,25 @@ absl::Status Scheduler::DecodeReadiness() const {
 }
 
 absl::Status Scheduler::Admit(const Request& request) const {
+  const ModelInfo& model = *request.model;
   for (const auto& prompt : request.prompts) {
-    if (static_cast<int64_t>(prompt->size()) >= options_.context_tokens) {
-      return WithCode(FieldError(request.prompt_field, absl::StrFormat("This model's context is %d tokens; the prompt has %d, which leaves none for an answer. "
-                                                             "Shorten it to at most %d tokens.",
-                                                             options_.context_tokens, prompt->size(), options_.context_tokens - 1)),
-                      "context_length_exceeded");
-    }
+    if (static_cast<int64_t>(prompt->size()) < model.context_tokens) continue;
+    const std::string context = model.context_tokens == model.model_context_tokens
+                                    ? absl::StrFormat("This model's context is %d tokens", model.context_tokens)
+                                    : absl::StrFormat("This node's KV pool holds a context of %d tokens (the model's own is %d)", model.context_tokens,
+                                                      model.model_context_tokens);
+    return WithCode(FieldError(request.prompt_field, absl::StrFormat("%s; the prompt has %d, which leaves none for an answer. Shorten it to at most %d tokens.",
+                                                                     context, prompt->size(), model.context_tokens - 1)),
+                    "context_length_exceeded");
   }
   if (draining_) return absl::UnavailableError("the node is stopping: send the request again to its successor");
   absl::Status ready = gate_ ? gate_() : absl::OkStatus();
   if (ready.ok() && !DecodeReadiness().ok()) {
     // A worker's restart takes seconds: those who come meanwhile queue.
-    int64_t away_since_ns = 0;
-    for (const auto& link : links_) {
-      if (link->kind() == WorkerLink::Kind::kDecode && link->status().pid() != 0) {
-        away_since_ns = std::max(away_since_ns, link->away_since_ns());
-      }
-    }
+    const int64_t away_since_ns = DecodeAwaySinceNs();
     if (away_since_ns == 0 || Since(away_since_ns) > options_.admit_grace) ready = DecodeReadiness();
   }
+  if (ready.ok() && !model_->Serves(model)) ready = Replaced();
   RETURN_IF_ERROR(ready);
   if (waiting_requests_ >= options_.max_queue) {
     return absl::ResourceExhaustedError(
@@ -113,7 +118,18 @@ absl::Status Scheduler::Admit(const Request& request) const {
   return absl::OkStatus();
 }
 
+// Since when no decode worker is ready or draining; 0 when none has ever been there.
+int64_t Scheduler::DecodeAwaySinceNs() const {
+  int64_t away_since_ns = 0;
+  for (const auto& link : links_) {
+    if (link->kind() != WorkerLink::Kind::kDecode || link->status().pid() == 0) continue;
+    away_since_ns = std::max(away_since_ns, link->draining() ? MonotonicNowNs() : link->away_since_ns());
+  }
+  return away_since_ns;
+}
+
 absl::Status Scheduler::Submit(std::shared_ptr<Request> request) {
+  model_->Refresh();
   if (absl::Status admitted = Admit(*request); !admitted.ok()) {
     if (absl::IsResourceExhausted(admitted)) metrics_->OnRequestRefused("queue_full");
     if (absl::IsUnavailable(admitted)) metrics_->OnRequestRefused(draining_ ? "draining" : "not_ready");
@@ -151,9 +167,9 @@ void Scheduler::MakeStreams(Active& active) {
       stream->prompt_ids = prompt;
       // Without a seed each prompt has its own; with one, each behaves as if it had been sent alone.
       stream->seed = ChoiceSeed(request.options.seed ? seed : seed + static_cast<int64_t>(p), i);
-      const auto room = options_.context_tokens - static_cast<int32_t>(prompt->size());
+      const auto room = request.model->context_tokens - static_cast<int32_t>(prompt->size());
       stream->max_new_tokens = std::min(room, request.options.max_tokens.value_or(room));
-      stream->text = std::make_unique<ChoiceText>(tokenizer_, *prompt, request.options.stop, request.options.skip_special_tokens);
+      stream->text = std::make_unique<ChoiceText>(request.model->tokenizer.get(), *prompt, request.options.stop, request.options.skip_special_tokens);
       stream->events.push_back({StreamState::kQueued, now_ns});
       request.streams.push_back(stream);
       metrics_->OnAdded();
@@ -162,7 +178,9 @@ void Scheduler::MakeStreams(Active& active) {
       track->owner = active.request;
       track->stream = stream;
       track->waiting_since_ns = now_ns;
+      if (p == 0 && i == 0) track->cached_tokens = request.cached_prefix_tokens;  // Peek looked at the first prompt
       active.tracks.push_back(track);
+      // Shorter prompts publish no page, so their choices gain nothing by waiting for the first.
       if (leader != nullptr && static_cast<int32_t>(prompt->size()) > kPageTokens) {
         leader->followers.push_back(track);
       } else {
@@ -175,12 +193,9 @@ void Scheduler::MakeStreams(Active& active) {
 
 void Scheduler::Enqueue(const TrackPtr& track, bool at_head) {
   const Stream& stream = *track->stream;
-  // Peek looked at the first prompt; a follower's prompt is in the pool by now.
-  int64_t cached = stream.choice == 0 ? track->owner->cached_prefix_tokens : 0;
-  if (stream.choice % track->owner->options.n != 0 && stream.prefill_until() > kPageTokens) cached = stream.prefill_until();
-  const bool is_long = stream.prefill_until() - cached > options_.chunked_prefill_max_tokens;
-  const bool to_prefill = is_long && !track->prefilled && stream.output_ids.empty();
-  FairQueue<TrackPtr>& queue = to_prefill ? prefill_queue_ : decode_queue_;
+  // Also for a stream that has output: the prefill form ends before the last prompt token, and decode recomputes what follows.
+  const bool is_long = stream.prefill_until() - track->cached_tokens > options_.chunked_prefill_max_tokens;
+  FairQueue<TrackPtr>& queue = is_long && !track->prefilled ? prefill_queue_ : decode_queue_;
   if (at_head) {
     queue.PushHead(track);
   } else {
@@ -225,7 +240,11 @@ void Scheduler::Dispatch() {
   if (!prefill_queue_.empty() && !AnyReady(WorkerLink::Kind::kPrefill) && AnyReady(WorkerLink::Kind::kDecode)) {
     while (!prefill_queue_.empty()) {
       const TrackPtr track = prefill_queue_.Pop();
-      decode_queue_.PushBack(track->owner->key_index, track);
+      if (track->touched) {
+        decode_queue_.PushHead(track);
+      } else {
+        decode_queue_.PushBack(track->owner->key_index, track);
+      }
     }
   }
   while (WorkerLink* link = FreeLink(WorkerLink::Kind::kDecode)) {
@@ -248,6 +267,10 @@ void Scheduler::Dispatch() {
 void Scheduler::StartCall(const TrackPtr& track, WorkerLink* link) {
   Stream& stream = *track->stream;
   const RequestOptions& options = track->owner->options;
+  if (const std::string& weights = link->status().generation(); stream.generation.empty() && !weights.empty() && !model_->IsOf(weights, *track->owner->model)) {
+    if (Refused(track, link, OtherWeights(*link))) Enqueue(track, true);
+    return;
+  }
   if (Active& active = *active_.at(track->owner.get()); std::exchange(active.waiting, false)) --waiting_requests_;
   ++stream.epoch;
   if (track->touched && stream.state == StreamState::kQueued) metrics_->OnResume();
@@ -265,7 +288,7 @@ void Scheduler::StartCall(const TrackPtr& track, WorkerLink* link) {
   value.set_min_tokens(options.min_tokens);
   // Stop tokens that the client named end the stream even where the model's own end tokens are ignored.
   value.set_ignore_eos(options.ignore_eos && options.stop_token_ids.empty());
-  if (!options.ignore_eos) value.mutable_eos_ids()->Add(options_.eos_ids.begin(), options_.eos_ids.end());
+  if (!options.ignore_eos) value.mutable_eos_ids()->Add(track->owner->model->eos_ids.begin(), track->owner->model->eos_ids.end());
   value.mutable_eos_ids()->Add(options.stop_token_ids.begin(), options.stop_token_ids.end());
   value.set_num_logprobs(options.num_logprobs);
   value.set_prefill_until(stream.prefill_until());
@@ -281,16 +304,39 @@ void Scheduler::StartCall(const TrackPtr& track, WorkerLink* link) {
       [this, track, ref, alive = alive_](const absl::Status& status) { if (*alive) OnCallDone(track, ref, status); });
 }
 
+bool Scheduler::Refused(const TrackPtr& track, WorkerLink* link, const absl::Status& why) {
+  if (!model_->Serves(*track->owner->model) && track->stream->generation.empty()) {
+    FailRequest(track, Replaced());
+    return false;
+  }
+  link->BackOff();
+  if (track->refused_since_ns == 0) track->refused_since_ns = MonotonicNowNs();
+  int others = 0;
+  for (const auto& each : links_) others += each->running();
+  if (others == 0 && Since(track->refused_since_ns) > options_.give_up) {
+    FailRequest(track, Annotate(why, "no worker takes this request though nothing else runs"));
+    return false;
+  }
+  return true;
+}
+
 void Scheduler::OnEvent(const TrackPtr& track, const std::shared_ptr<CallRef>& ref, const v1::StreamEvent& event) {
   Stream& stream = *track->stream;
   if (track->ref != ref || event.epoch() != stream.epoch || IsEnd(stream.state)) return;
+  if (event.has_started() && stream.generation.empty() && !model_->IsOf(event.started().generation(), *track->owner->model)) {
+    // Here it is certain which weights compute it: of another model they would make text of ids that mean something else.
+    WorkerLink* link = ref->link;
+    EndCall(track, true);
+    if (Refused(track, link, OtherWeights(*link))) Requeue(track, "its worker has other weights", Pages::kKept);
+    return;
+  }
   ref->saw_event = true;
   ref->link->Accepted();
   track->refused_since_ns = 0;
   switch (event.event_case()) {
     case v1::StreamEvent::kStarted:
-      if (!stream.cached_tokens) stream.cached_tokens = event.started().cached_tokens();
       if (stream.generation.empty()) stream.generation = event.started().generation();
+      if (!stream.cached_tokens) stream.cached_tokens = event.started().cached_tokens();
       return;
     case v1::StreamEvent::kPrefilled:
       if (stream.state != StreamState::kPrefilling) return;
@@ -308,7 +354,7 @@ void Scheduler::OnEvent(const TrackPtr& track, const std::shared_ptr<CallRef>& r
     case v1::StreamEvent::kFinished:
       if (event.finished().reason() == v1::StreamEvent::Finished::REASON_PREEMPTED) {
         EndCall(track, false);
-        Requeue(track, "its place was taken");
+        Requeue(track, "its place was taken", Pages::kPerhapsLost);
       } else {
         // The router has seen the end itself by the last token; here only what the worker ended for reasons of its own.
         const bool eos = event.finished().reason() == v1::StreamEvent::Finished::REASON_EOS;
@@ -328,7 +374,7 @@ void Scheduler::OnToken(const TrackPtr& track, const v1::StreamEvent::Token& tok
     const std::string what = absl::StrFormat("%s sent token %d where %d was due", track->ref->link->name(), token.index(), have);
     EndCall(track, true);
     if (++track->lost >= options_.attempts_max) return FailRequest(track, absl::InternalError(what));
-    Requeue(track, what);
+    Requeue(track, what, Pages::kPerhapsLost);
     return;
   }
   const RequestOptions& options = track->owner->options;
@@ -343,7 +389,7 @@ void Scheduler::OnToken(const TrackPtr& track, const v1::StreamEvent::Token& tok
   OutputToken out{token.id(), token.logprob(), {}, false};
   for (const auto& top : token.top()) out.top.push_back({top.id(), top.logprob()});
   const auto among = [&](const std::vector<int32_t>& ids) { return std::find(ids.begin(), ids.end(), token.id()) != ids.end(); };
-  out.is_end = have + 1 > options.min_tokens && ((!options.ignore_eos && among(options_.eos_ids)) || among(options.stop_token_ids));
+  out.is_end = have + 1 > options.min_tokens && ((!options.ignore_eos && among(track->owner->model->eos_ids)) || among(options.stop_token_ids));
   const bool is_end = out.is_end;
   const ChoiceDelta delta = stream.text->Push(std::move(out));
   // Held: a sink that finds its client gone cancels the request from within, which lets go of the sink.
@@ -371,16 +417,7 @@ void Scheduler::OnCallDone(const TrackPtr& track, const std::shared_ptr<CallRef>
     return;
   }
   if (absl::IsResourceExhausted(status)) {
-    ref->link->BackOff();
-    const int64_t now_ns = MonotonicNowNs();
-    if (track->refused_since_ns == 0) track->refused_since_ns = now_ns;
-    int others = 0;
-    for (const auto& link : links_) others += link->running();
-    if (others == 0 && Since(track->refused_since_ns) > options_.give_up) {
-      FailRequest(track, Annotate(status, "no worker has room for this request though nothing else runs"));
-      return;
-    }
-    Requeue(track, std::string(status.message()));
+    if (Refused(track, ref->link, status)) Requeue(track, std::string(status.message()), Pages::kKept);
     return;
   }
   if (absl::IsInvalidArgument(status) || absl::IsUnimplemented(status)) {
@@ -389,12 +426,19 @@ void Scheduler::OnCallDone(const TrackPtr& track, const std::shared_ptr<CallRef>
   }
   if (absl::IsAborted(status)) {
     if (!stream.output_ids.empty()) {
-      FailRequest(track, absl::UnavailableError("the model was replaced while this request was running: send it again"));
+      // The prefill worker has gone on to newer weights; a decode worker may still have the stream's.
+      if (ref->link->kind() == WorkerLink::Kind::kPrefill) {
+        track->prefilled = true;
+        Requeue(track, std::string(status.message()), Pages::kKept);
+      } else {
+        FailRequest(track, absl::UnavailableError("the model was replaced while this request was running: send it again"));
+      }
       return;
     }
+    if (!model_->Serves(*track->owner->model)) return FailRequest(track, Replaced());
     stream.generation.clear();
     track->prefilled = false;
-    Requeue(track, std::string(status.message()));
+    Requeue(track, std::string(status.message()), Pages::kKept);
     return;
   }
   const std::string why = status.ok() ? "the worker ended the call early" : std::string(status.message());
@@ -404,18 +448,33 @@ void Scheduler::OnCallDone(const TrackPtr& track, const std::shared_ptr<CallRef>
     return;
   }
   ref->link->Suspect(why);
-  Requeue(track, why);
+  Requeue(track, why, ref->saw_event ? Pages::kPerhapsLost : Pages::kKept);
 }
 
-void Scheduler::Requeue(const TrackPtr& track, const std::string& why) {
+void Scheduler::Requeue(const TrackPtr& track, const std::string& why, Pages pages) {
   if (const auto permit = LogAllowed("requeue", 30)) {
     spdlog::info("{}[{}] waits at the queue's head with {} tokens: {}{}", track->owner->id, track->stream->choice, track->stream->output_ids.size(),
                  why, permit->suppressed ? fmt::format(" ({} equal lines not shown)", permit->suppressed) : "");
   }
   Move(track, StreamState::kQueued);
   track->waiting_since_ns = MonotonicNowNs();
-  Enqueue(track, true);
-  ScheduleDispatch();
+  if (pages == Pages::kKept || track->stream->prefill_until() <= options_.chunked_prefill_max_tokens) {
+    Enqueue(track, true);
+    ScheduleDispatch();
+    return;
+  }
+  // A long prompt whose pages may be gone: recomputed in chunks between decode's steps it would hold up every stream there. What of it the
+  // published pages still have says which path it takes.
+  loop_->Offload([this, track, prompt = track->stream->prompt_ids, peek = peek_, loop = loop_, alive = alive_]() mutable {
+    const int32_t cached = peek->CachedTokens(*prompt);
+    loop->Post([this, track = std::move(track), cached, alive] {
+      if (!*alive || IsEnd(track->stream->state)) return;
+      track->cached_tokens = cached;
+      track->prefilled = false;
+      Enqueue(track, true);
+      ScheduleDispatch();
+    });
+  });
 }
 
 void Scheduler::EndCall(const TrackPtr& track, bool cancel) {
@@ -466,7 +525,7 @@ void Scheduler::FailRequest(const TrackPtr& track, const absl::Status& status) {
 
 void Scheduler::CancelStreams(Active& active) {
   for (const TrackPtr& track : active.tracks) {
-    const bool with_worker = track->call != nullptr && track->ref->link->ready();
+    const bool with_worker = track->call != nullptr && track->ref->link->answering();
     decode_queue_.Remove(track);
     prefill_queue_.Remove(track);
     handoff_.erase(std::remove(handoff_.begin(), handoff_.end(), track), handoff_.end());
@@ -537,7 +596,10 @@ void Scheduler::EndIfComplete(Request* request, bool tell) {
 }
 
 void Scheduler::ReleaseFollowers(const TrackPtr& track) {
-  for (const TrackPtr& follower : std::exchange(track->followers, {})) Enqueue(follower, false);
+  for (const TrackPtr& follower : std::exchange(track->followers, {})) {
+    follower->cached_tokens = follower->stream->prefill_until();  // the leader has published its pages by now
+    Enqueue(follower, false);
+  }
   ScheduleDispatch();
 }
 
@@ -570,6 +632,14 @@ void Scheduler::FreePages(const Stream& stream, int attempt) {
   });
 }
 
+void Scheduler::OnModelReplaced() {
+  std::vector<TrackPtr> waiting;
+  for (const auto& [request, active] : active_) {
+    if (active->waiting && !model_->Serves(*request->model)) waiting.push_back(active->tracks.front());
+  }
+  for (const TrackPtr& track : waiting) FailRequest(track, Replaced());
+}
+
 void Scheduler::Drain(std::function<void()> on_empty) {
   draining_ = true;
   if (active_.empty()) {
@@ -588,13 +658,14 @@ void Scheduler::FailAll(const absl::Status& status) {
 void Scheduler::Tick() {
   tick_timer_ = loop_->After(absl::Seconds(1), [this] { Tick(); });
   const bool decode_ready = AnyReady(WorkerLink::Kind::kDecode);
+  const int64_t decode_away_since_ns = DecodeAwaySinceNs();
   std::vector<TrackPtr> give_up, move;
   for (const auto& [request, active] : active_) {
     for (const TrackPtr& track : active->tracks) {
       if (IsEnd(track->stream->state)) continue;
       if (track->ref == nullptr) {
-        if (!decode_ready && Since(track->waiting_since_ns) > options_.give_up) give_up.push_back(track);
-      } else if (!track->ref->link->ready()) {
+        if (!decode_ready && Since(std::max(track->waiting_since_ns, decode_away_since_ns)) > options_.give_up) give_up.push_back(track);
+      } else if (!track->ref->link->answering()) {
         // The process is there but does not answer (stopped, hung). It may wake: its call stays open while nobody else could take the stream.
         if (AnyReady(track->ref->link->kind())) {
           move.push_back(track);
@@ -607,7 +678,7 @@ void Scheduler::Tick() {
   for (const TrackPtr& track : move) {
     const std::string why = track->ref->link->name() + " is " + track->ref->link->state();
     EndCall(track, true);
-    Requeue(track, why);
+    Requeue(track, why, Pages::kPerhapsLost);
   }
   for (const TrackPtr& track : give_up) {
     FailRequest(track, absl::UnavailableError(absl::StrCat("no worker has taken this request for ", absl::FormatDuration(options_.give_up), ": ",

@@ -5,8 +5,9 @@
 // Path: a prompt whose uncached part is at most `chunked_prefill_max_tokens` goes to a decode worker, which prefills it in chunks between
 // its steps; a longer one goes to a prefill worker, and from there (HANDOFF) to a decode worker. Without a prefill worker decode takes all.
 // A stream that was accepted stays accepted: a lost worker, a lost place (preemption) or a refusal puts it back to the queue's head and it
-// goes on behind the last token that the router has, in a new epoch. It fails only when no worker could take it for `give_up`, when it
-// has lost `attempts_max` workers in a row without gaining a token (it may be what kills them), or when its weights are gone.
+// goes on behind the last token that the router has, in a new epoch; where its pages may be gone its path is chosen anew. It fails only when no
+// worker could take it for `give_up`, when it has lost `attempts_max` workers in a row without gaining a token (it may be what kills them), or
+// when its model was replaced. A worker that drains for a switch comes back by itself: what waits for it is not counted as waiting for a lost one.
 // Order: FIFO within an API key, round robin between keys; hand-offs and new streams share decode's places by arrival, so neither starves.
 #pragma once
 
@@ -21,11 +22,12 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/rpc/store_client.h"
-#include "common/text/tokenizer.h"
 #include "services/router/event_loop.h"
 #include "services/router/fair_queue.h"
 #include "services/router/metrics.h"
+#include "services/router/prefix_peek.h"
 #include "services/router/request.h"
+#include "services/router/served_model.h"
 #include "services/router/worker_link.h"
 
 namespace hearth::router {
@@ -33,8 +35,6 @@ namespace hearth::router {
 struct SchedulerOptions {
   int64_t max_queue = 256;
   int64_t chunked_prefill_max_tokens = 2048;
-  int32_t context_tokens = 0;
-  std::vector<int32_t> eos_ids;
   absl::Duration give_up = absl::Seconds(60);
   // Requests that come while no decode worker is ready still queue for so long: a worker's restart takes seconds.
   absl::Duration admit_grace = absl::Seconds(5);
@@ -44,19 +44,22 @@ struct SchedulerOptions {
 
 class Scheduler {
  public:
-  Scheduler(EventLoop* loop, SchedulerOptions options, const Tokenizer* tokenizer, StoreClient* store, Metrics* metrics);
+  Scheduler(EventLoop* loop, SchedulerOptions options, ServedModel* model, StoreClient* store, PrefixPeek* peek, Metrics* metrics);
   ~Scheduler();
 
   void AddWorker(WorkerLink::Kind kind, const std::string& name, const std::string& socket_path);
 
   // Makes the request's streams and queues them. Errors leave nothing behind: InvalidArgument (longer than the context, with both
-  // numbers), ResourceExhausted (queue full), Unavailable (not ready, draining).
+  // numbers), ResourceExhausted (queue full), Unavailable (not ready, draining, the model was replaced since the request was parsed).
   absl::Status Submit(std::shared_ptr<Request> request);
   // The client is gone: workers hear of it at once. The sink hears nothing more.
   void Cancel(const std::shared_ptr<Request>& request);
   // Cancel by id, from another client: the sink hears of cancelled choices and the end.
   enum class CancelResult { kWasRunning, kHadEnded, kNeverSeen };
   CancelResult CancelById(const std::string& id);
+
+  // The store's model has become another: what no worker has seen yet can't be served any more, and is told at once.
+  void OnModelReplaced();
 
   // New requests are refused from now on; `on_empty` is called once when nothing runs.
   void Drain(std::function<void()> on_empty);
@@ -79,6 +82,7 @@ class Scheduler {
   using TrackPtr = std::shared_ptr<Track>;
 
   absl::Status Admit(const Request& request) const;
+  int64_t DecodeAwaySinceNs() const;
   void MakeStreams(Active& active);
   void Enqueue(const TrackPtr& track, bool at_head);
   void Dispatch();
@@ -87,10 +91,13 @@ class Scheduler {
   WorkerLink* FreeLink(WorkerLink::Kind kind) const;
   bool AnyReady(WorkerLink::Kind kind) const;
   void StartCall(const TrackPtr& track, WorkerLink* link);
+  // The worker has other weights than the request's model, or no room: not this one, not now.
+  bool Refused(const TrackPtr& track, WorkerLink* link, const absl::Status& why);
   void OnEvent(const TrackPtr& track, const std::shared_ptr<CallRef>& ref, const v1::StreamEvent& event);
   void OnToken(const TrackPtr& track, const v1::StreamEvent::Token& token);
   void OnCallDone(const TrackPtr& track, const std::shared_ptr<CallRef>& ref, const absl::Status& status);
-  void Requeue(const TrackPtr& track, const std::string& why);
+  enum class Pages { kKept, kPerhapsLost };
+  void Requeue(const TrackPtr& track, const std::string& why, Pages pages);
   void EndCall(const TrackPtr& track, bool cancel);
   void FinishChoice(const TrackPtr& track, FinishReason reason);
   void FailRequest(const TrackPtr& track, const absl::Status& status);
@@ -103,8 +110,9 @@ class Scheduler {
 
   EventLoop* loop_;
   const SchedulerOptions options_;
-  const Tokenizer* tokenizer_;
+  ServedModel* model_;
   StoreClient* store_;
+  PrefixPeek* peek_;
   Metrics* metrics_;
   std::function<void()> on_readiness_;
   std::function<absl::Status()> gate_;

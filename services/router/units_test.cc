@@ -42,7 +42,6 @@ TEST(FairQueueTest, KeysTakeTurnsAndTheHeadGoesFirst) {
   std::vector<std::string> order;
   EXPECT_TRUE(queue.Remove("a2"));
   EXPECT_FALSE(queue.Remove("a2"));
-  EXPECT_EQ(queue.size(), 5U);
   while (!queue.empty()) order.push_back(queue.Pop());
   EXPECT_THAT(order, ::testing::ElementsAre("back", "a1", "b1", "c1", "a3"));
 }
@@ -186,7 +185,7 @@ TEST(ListenTest, Addresses) {
 }
 
 TEST(RenderTest, LogprobsAreFiniteAndBytesExact) {
-  AnswerMeta meta{"id", "m", 1, DemoModel().tokenizer.get(), {}, 2};
+  AnswerMeta meta{"id", "m", 1, DemoModel().tokenizer, {}, 2};
   const int32_t half = Ids("😸")[0];
   ChoicePart part;
   part.tokens = {{half, -std::numeric_limits<float>::infinity(), {{half, -0.5F}, {7, -1.5F}, {8, -2.5F}}, false}, {1, -0.1F, {{1, -0.1F}}, true}};

@@ -97,6 +97,7 @@ std::shared_ptr<WorkerCall> WorkerLink::Continue(const v1::Stream& stream, std::
 }
 
 void WorkerLink::Suspect(const std::string& reason) {
+  answering_ = false;
   SetState(false, "away: " + reason);
   if (!question_) Poll();
 }
@@ -132,6 +133,7 @@ void WorkerLink::Poll() {
 
 void WorkerLink::OnStatus(const absl::Status& result, const v1::WorkerStatus& status) {
   question_ = nullptr;
+  answering_ = result.ok();
   if (result.ok()) {
     status_ = status;
     SetState(status.state() == "ready", status.state());
@@ -145,7 +147,8 @@ void WorkerLink::OnStatus(const absl::Status& result, const v1::WorkerStatus& st
 
 void WorkerLink::SetState(bool ready, std::string state) {
   const bool changed = ready != ready_;
-  if (changed && !ready) away_since_ns_ = MonotonicNowNs();
+  // A worker that drains for a switch comes back by itself: what waits for it is not counted as waiting for a lost one.
+  if ((changed && !ready) || state == "draining") away_since_ns_ = MonotonicNowNs();
   if (changed) {
     if (const auto permit = LogAllowed("link-" + name_, 10)) {
       spdlog::info("{} is {}{}", name_, state, permit->suppressed ? fmt::format(" ({} changes not shown)", permit->suppressed) : "");

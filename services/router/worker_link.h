@@ -48,8 +48,12 @@ class WorkerLink {
   Kind kind() const { return kind_; }
   const std::string& name() const { return name_; }
   bool ready() const { return ready_; }
-  // "ready", or "away: <reason>", or "waiting for the store".
+  // Its process answered the last question: one that is not ready may still finish the streams that it has.
+  bool answering() const { return answering_; }
+  bool draining() const { return answering_ && state_ == "draining"; }
+  // "ready", or "away: <reason>", or what it says of itself: "draining", "waiting for the weight store ...".
   const std::string& state() const { return state_; }
+  // Since when it is neither ready nor draining; now while it drains.
   int64_t away_since_ns() const { return away_since_ns_; }
   const v1::WorkerStatus& status() const { return status_; }
   // Places in the worker's batch that no call of ours takes; 0 when away or backing off.
@@ -75,6 +79,7 @@ class WorkerLink {
   std::shared_ptr<Question> question_;  // asked, not answered
   std::vector<std::weak_ptr<WorkerCall>> calls_;
   bool ready_ = false;
+  bool answering_ = false;
   std::string state_ = "away: not asked yet";
   int64_t away_since_ns_;
   v1::WorkerStatus status_;

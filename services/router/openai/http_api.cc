@@ -138,71 +138,97 @@ void HttpApi::Fail(const CallPtr& call, const absl::Status& status) {
 
 void HttpApi::Reply(const CallPtr& call, std::string json) { call->responder->Reply({200, "application/json", std::move(json), call->headers}); }
 
-void HttpApi::Generate(const CallPtr& call, Parser parser) {
+void HttpApi::WithModel(const CallPtr& call, std::function<void(const CallPtr& call, InfoPtr model)> work) {
   auto gone = std::make_shared<bool>(false);
   call->responder->set_on_gone([gone] { *gone = true; });
-  // The call is moved through, never shared: what hangs on it belongs to the loop, where the last reference must go.
-  parts_.loop->Offload([this, call, gone, parser = std::move(parser), alive = alive_, loop = parts_.loop, peek = parts_.peek]() mutable {
-    auto parsed = std::make_shared<absl::StatusOr<ParsedRequest>>(ParsedRequest{});
-    if (const auto body = ParseJsonObject(call->request.body); body.ok()) {
-      *parsed = parser(*body);
-    } else {
-      *parsed = body.status();
-    }
-    if (parsed->ok()) (*parsed)->request->cached_prefix_tokens = peek->CachedTokens(*(*parsed)->request->prompts.front());
-    loop->Post([this, call = std::move(call), gone, parsed, alive] {
-      if (!*alive || *gone) return;
-      if (!parsed->ok()) return Fail(call, parsed->status());
-      const std::shared_ptr<Request> request = (*parsed)->request;
-      request->key_index = call->key_index;
-      call->headers.emplace_back("X-Request-Id", request->id);
-      AnswerMeta meta{request->id, parts_.model->name, absl::ToUnixSeconds(absl::Now()), parts_.model->tokenizer.get(), (*parsed)->answer,
-                      request->options.num_logprobs};
-      auto answer = std::make_shared<HttpAnswer>(std::move(meta), *request, call->responder, call->headers, [headers = call->headers](const absl::Status& status) {
-        HttpReply reply = ErrorReply(status);
-        reply.headers.insert(reply.headers.end(), headers.begin(), headers.end());
-        return reply;
-      });
-      request->sink = answer;
-      if (const absl::Status submitted = parts_.scheduler->Submit(request); !submitted.ok()) {
-        request->sink = nullptr;
-        return Fail(call, submitted);
+  parts_.model->WhenRead([call, gone, work = std::move(work), alive = alive_](absl::StatusOr<InfoPtr> model) {
+    if (!*alive || *gone) return;
+    if (!model.ok()) return Fail(call, model.status());
+    work(call, *std::move(model));
+  });
+}
+
+void HttpApi::Generate(const CallPtr& call, Parser parser) {
+  WithModel(call, [this, parser = std::move(parser)](const CallPtr& waited, InfoPtr model) {
+    auto gone = std::make_shared<bool>(false);
+    waited->responder->set_on_gone([gone] { *gone = true; });
+    // The call is moved through, never shared: what hangs on it belongs to the loop, where the last reference must go.
+    parts_.loop->Offload([this, call = waited, gone, parser, model = std::move(model), alive = alive_, loop = parts_.loop, peek = parts_.peek]() mutable {
+      auto parsed = std::make_shared<absl::StatusOr<ParsedRequest>>(ParsedRequest{});
+      if (const auto body = ParseJsonObject(call->request.body); body.ok()) {
+        *parsed = parser(*body, *model);
+      } else {
+        *parsed = body.status();
       }
-      call->responder->set_on_gone([this, request, alive] {
-        if (!*alive) return;
-        parts_.scheduler->Cancel(request);
-        if (const auto permit = LogAllowed("client-gone", 30)) spdlog::info("{}: the client is gone, cancelled", request->id);
+      if (parsed->ok()) {
+        (*parsed)->request->model = std::move(model);
+        (*parsed)->request->cached_prefix_tokens = peek->CachedTokens(*(*parsed)->request->prompts.front());
+      }
+      loop->Post([this, call = std::move(call), gone, parsed, alive] {
+        if (!*alive || *gone) return;
+        if (!parsed->ok()) return Fail(call, parsed->status());
+        Submit(call, **std::move(parsed));
       });
-      answer->Begin();
     });
   });
 }
 
+void HttpApi::Submit(const CallPtr& call, ParsedRequest parsed) {
+  const std::shared_ptr<Request> request = std::move(parsed.request);
+  request->key_index = call->key_index;
+  call->headers.emplace_back("X-Request-Id", request->id);
+  AnswerMeta meta{request->id, request->model->name, absl::ToUnixSeconds(absl::Now()), request->model->tokenizer, std::move(parsed.answer),
+                  request->options.num_logprobs};
+  auto answer = std::make_shared<HttpAnswer>(std::move(meta), *request, call->responder, call->headers, [headers = call->headers](const absl::Status& status) {
+    HttpReply reply = ErrorReply(status);
+    reply.headers.insert(reply.headers.end(), headers.begin(), headers.end());
+    return reply;
+  });
+  request->sink = answer;
+  if (const absl::Status submitted = parts_.scheduler->Submit(request); !submitted.ok()) {
+    request->sink = nullptr;
+    return Fail(call, submitted);
+  }
+  call->responder->set_on_gone([this, request, alive = alive_] {
+    if (!*alive) return;
+    parts_.scheduler->Cancel(request);
+    if (const auto permit = LogAllowed("client-gone", 30)) spdlog::info("{}: the client is gone, cancelled", request->id);
+  });
+  answer->Begin();
+}
+
 void HttpApi::Chat(const CallPtr& call) {
-  Generate(call, [model = parts_.model](const Json& body) { return ParseChat(body, *model); });
+  Generate(call, [limit = parts_.max_tokens_default](const Json& body, const ModelInfo& model) { return ParseChat(body, model, limit); });
 }
 
 void HttpApi::Completion(const CallPtr& call) {
-  Generate(call, [model = parts_.model, limit = parts_.max_tokens_default](const Json& body) { return ParseCompletion(body, *model, limit); });
+  Generate(call, [limit = parts_.max_tokens_default](const Json& body, const ModelInfo& model) { return ParseCompletion(body, model, limit); });
 }
 
-void HttpApi::Models(const CallPtr& call) { Reply(call, Json{{"object", "list"}, {"data", Json::array({ModelObject(*parts_.model)})}}.dump()); }
+// While another model's files are being read there is none that a request could name.
+void HttpApi::Models(const CallPtr& call) {
+  Json models = Json::array();
+  if (const InfoPtr& model = parts_.model->current()) models.push_back(ModelObject(*model));
+  Reply(call, Json{{"object", "list"}, {"data", std::move(models)}}.dump());
+}
 
 void HttpApi::OneModel(const CallPtr& call) {
   const std::string& path = call->request.path;
   const std::string id = path.substr(path.find("models/") + 7);
-  if (id != parts_.model->name) {
+  const InfoPtr& model = parts_.model->current();
+  if (model == nullptr) return Fail(call, parts_.model->Readiness());
+  if (id != model->name) {
     return Fail(call, WithCode(WithParam(absl::NotFoundError(absl::StrCat("the model '", ReplaceInvalidUtf8(id), "' is not served here; this node has '",
-                                                                          parts_.model->name, "'")),
+                                                                          model->name, "'")),
                                          "model"),
                                "model_not_found"));
   }
-  Reply(call, ModelObject(*parts_.model).dump());
+  Reply(call, ModelObject(*model).dump());
 }
 
 void HttpApi::Readiness(const CallPtr& call) {
   const HealthView health = parts_.health->Check();
-  if (health.ready) return Reply(call, Json{{"status", "ok"}, {"model", parts_.model->name}}.dump());
+  if (health.ready) return Reply(call, Json{{"status", "ok"}, {"model", parts_.model->current()->name}}.dump());
   const absl::Status status = absl::UnavailableError(health.reason);
   HttpReply reply = ErrorReply(status);
   Json body = Json::parse(reply.body);
@@ -224,25 +250,27 @@ void HttpApi::MetricsText(const CallPtr& call) {
   call->responder->Reply({200, "text/plain; version=0.0.4; charset=utf-8", parts_.metrics->Exposition(), call->headers});
 }
 
-void HttpApi::Compute(const CallPtr& call, std::function<absl::StatusOr<Json>(const Json& body)> work) {
-  parts_.loop->Offload([call, work = std::move(work), loop = parts_.loop]() mutable {
-    auto result = std::make_shared<absl::StatusOr<Json>>(Json());
-    if (const auto body = ParseJsonObject(call->request.body); body.ok()) {
-      *result = work(*body);
-    } else {
-      *result = body.status();
-    }
-    auto text = std::make_shared<std::string>(result->ok() ? (*result)->dump() : "");
-    loop->Post([call = std::move(call), result, text] {
-      if (!result->ok()) return Fail(call, result->status());
-      call->responder->Reply({200, "application/json", std::move(*text), call->headers});
+void HttpApi::Compute(const CallPtr& call, std::function<absl::StatusOr<Json>(const Json& body, const ModelInfo& model)> work) {
+  WithModel(call, [loop = parts_.loop, work = std::move(work)](const CallPtr& waited, InfoPtr model) {
+    loop->Offload([call = waited, work, model = std::move(model), loop]() mutable {
+      auto result = std::make_shared<absl::StatusOr<Json>>(Json());
+      if (const auto body = ParseJsonObject(call->request.body); body.ok()) {
+        *result = work(*body, *model);
+      } else {
+        *result = body.status();
+      }
+      auto text = std::make_shared<std::string>(result->ok() ? (*result)->dump() : "");
+      loop->Post([call = std::move(call), result, text] {
+        if (!result->ok()) return Fail(call, result->status());
+        call->responder->Reply({200, "application/json", std::move(*text), call->headers});
+      });
     });
   });
 }
 
 // As llama.cpp's server has it; a piece that is no text by itself is a list of its bytes.
 void HttpApi::Tokenize(const CallPtr& call) {
-  Compute(call, [model = parts_.model](const Json& body) -> absl::StatusOr<Json> {
+  Compute(call, [](const Json& body, const ModelInfo& model) -> absl::StatusOr<Json> {
     Fields fields(body);
     std::optional<std::string> content;
     EncodeOptions options{.add_special_tokens = false, .parse_special = true};
@@ -252,14 +280,14 @@ void HttpApi::Tokenize(const CallPtr& call) {
     RETURN_IF_ERROR(fields.Bool("parse_special", &options.parse_special));
     RETURN_IF_ERROR(fields.Bool("with_pieces", &with_pieces));
     if (!content) return FieldError("content", "'content' is missing");
-    ASSIGN_OR_RETURN(const std::vector<int32_t> ids, model->tokenizer->Encode(*content, options));
+    ASSIGN_OR_RETURN(const std::vector<int32_t> ids, model.tokenizer->Encode(*content, options));
     Json tokens = Json::array();
     for (const int32_t id : ids) {
       if (!with_pieces) {
         tokens.push_back(id);
         continue;
       }
-      const std::string_view bytes = model->tokenizer->TokenBytes(id);
+      const std::string_view bytes = model.tokenizer->TokenBytes(id);
       Json piece = Json::array();
       for (const char byte : bytes) piece.push_back(static_cast<unsigned char>(byte));
       tokens.push_back({{"id", id}, {"piece", IsValidUtf8(bytes) ? Json(std::string(bytes)) : piece}});
@@ -269,19 +297,19 @@ void HttpApi::Tokenize(const CallPtr& call) {
 }
 
 void HttpApi::Detokenize(const CallPtr& call) {
-  Compute(call, [model = parts_.model](const Json& body) -> absl::StatusOr<Json> {
+  Compute(call, [](const Json& body, const ModelInfo& model) -> absl::StatusOr<Json> {
     Fields fields(body);
     const Json* tokens = fields.Get("tokens");
     if (tokens == nullptr) return FieldError("tokens", "'tokens' is missing");
-    ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ReadTokenIds(*tokens, "tokens", std::max(model->vocab_size, model->tokenizer->vocab_size())));
-    return Json{{"content", model->tokenizer->Decode(ids, false)}};
+    ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ReadTokenIds(*tokens, "tokens", std::max(model.vocab_size, model.tokenizer->vocab_size())));
+    return Json{{"content", model.tokenizer->Decode(ids, false)}};
   });
 }
 
 void HttpApi::ApplyTemplate(const CallPtr& call) {
-  Compute(call, [model = parts_.model](const Json& body) -> absl::StatusOr<Json> {
+  Compute(call, [](const Json& body, const ModelInfo& model) -> absl::StatusOr<Json> {
     Fields fields(body);
-    ASSIGN_OR_RETURN(const ChatPrompt prompt, ParseChatPrompt(fields, *model));
+    ASSIGN_OR_RETURN(const ChatPrompt prompt, ParseChatPrompt(fields, model));
     return Json{{"prompt", prompt.text}};
   });
 }

@@ -12,10 +12,10 @@
 #include "services/router/health.h"
 #include "services/router/http/http_server.h"
 #include "services/router/metrics.h"
-#include "services/router/model_info.h"
 #include "services/router/openai/parse_chat.h"
 #include "services/router/prefix_peek.h"
 #include "services/router/scheduler.h"
+#include "services/router/served_model.h"
 
 namespace hearth::router {
 
@@ -23,7 +23,7 @@ class HttpApi {
  public:
   struct Parts {
     EventLoop* loop;
-    const ModelInfo* model;
+    ServedModel* model;
     const ApiKeys* keys;
     const CorsOrigins* origins;
     Scheduler* scheduler;
@@ -53,16 +53,20 @@ class HttpApi {
     bool open = false;  // no key needed
     Handler handler = nullptr;
   };
-  using Parser = std::function<absl::StatusOr<ParsedRequest>(const Json& body)>;
+  using InfoPtr = ServedModel::InfoPtr;
+  using Parser = std::function<absl::StatusOr<ParsedRequest>(const Json& body, const ModelInfo& model)>;
 
   const Route* FindRoute(const std::string& path) const;
   HttpHeaders AnswerHeaders(const HttpRequest& request) const;
   void Preflight(const CallPtr& call, const Route* route);
   void Reply(const CallPtr& call, std::string json);
   static void Fail(const CallPtr& call, const absl::Status& status);
+  // Goes on with the model's files once they are read; fails the call when they can't be.
+  void WithModel(const CallPtr& call, std::function<void(const CallPtr& call, InfoPtr model)> work);
   // Parses on the pool, answers on the loop; the client may go meanwhile.
   void Generate(const CallPtr& call, Parser parser);
-  void Compute(const CallPtr& call, std::function<absl::StatusOr<Json>(const Json& body)> work);
+  void Submit(const CallPtr& call, ParsedRequest parsed);
+  void Compute(const CallPtr& call, std::function<absl::StatusOr<Json>(const Json& body, const ModelInfo& model)> work);
 
   void Chat(const CallPtr& call);
   void Completion(const CallPtr& call);

@@ -32,7 +32,7 @@ absl::StatusOr<ChatPrompt> ParseChatPrompt(Fields& fields, const ModelInfo& mode
   return RenderChat(model, *messages, options);
 }
 
-absl::StatusOr<ParsedRequest> ParseChat(const Json& body, const ModelInfo& model) {
+absl::StatusOr<ParsedRequest> ParseChat(const Json& body, const ModelInfo& model, int64_t max_tokens_default) {
   ParsedRequest parsed;
   parsed.request = std::make_shared<Request>();
   parsed.request->arrived_ns = MonotonicNowNs();
@@ -42,7 +42,7 @@ absl::StatusOr<ParsedRequest> ParseChat(const Json& body, const ModelInfo& model
   Fields fields(body);
   RETURN_IF_ERROR(CheckModel(fields, model));
   RETURN_IF_ERROR(RefuseUnsupported(fields));
-  RETURN_IF_ERROR(ParseOptions(fields, model, &parsed.request->options, &parsed.answer));
+  RETURN_IF_ERROR(ParseOptions(fields, model, max_tokens_default, &parsed.request->options, &parsed.answer));
   RETURN_IF_ERROR(ParseLogprobs(fields, &parsed.request->options));
   ASSIGN_OR_RETURN(ChatPrompt prompt, ParseChatPrompt(fields, model));
   parsed.request->prompts.push_back(std::make_shared<const std::vector<int32_t>>(std::move(prompt.ids)));

@@ -10,11 +10,11 @@
 namespace hearth::router {
 
 struct ParsedRequest {
-  std::shared_ptr<Request> request;  // id, prompts and options are set
+  std::shared_ptr<Request> request;  // id, prompts and options are set; the model is the caller's to set
   AnswerOptions answer;
 };
 
-absl::StatusOr<ParsedRequest> ParseChat(const Json& body, const ModelInfo& model);
+absl::StatusOr<ParsedRequest> ParseChat(const Json& body, const ModelInfo& model, int64_t max_tokens_default);
 // The parts of the body that the template sees, for /apply-template and gRPC too.
 absl::StatusOr<ChatPrompt> ParseChatPrompt(Fields& fields, const ModelInfo& model);
 

@@ -69,8 +69,7 @@ absl::StatusOr<ParsedRequest> ParseCompletion(const Json& body, const ModelInfo&
   Fields fields(body);
   RETURN_IF_ERROR(CheckModel(fields, model));
   RETURN_IF_ERROR(RefuseUnsupported(fields));
-  RETURN_IF_ERROR(ParseOptions(fields, model, &request.options, &parsed.answer));
-  if (!request.options.max_tokens && max_tokens_default > 0) request.options.max_tokens = static_cast<int32_t>(max_tokens_default);
+  RETURN_IF_ERROR(ParseOptions(fields, model, max_tokens_default, &request.options, &parsed.answer));
   std::optional<int64_t> logprobs, best_of;
   RETURN_IF_ERROR(fields.Integer("logprobs", 0, kTopLogprobsMax, &logprobs));
   if (logprobs) request.options.num_logprobs = static_cast<int32_t>(*logprobs);

@@ -6,7 +6,6 @@
 
 namespace hearth::router {
 
-// `max_tokens_default`: for requests without max_tokens; 0: up to the context.
 absl::StatusOr<ParsedRequest> ParseCompletion(const Json& body, const ModelInfo& model, int64_t max_tokens_default);
 
 }  // namespace hearth::router

@@ -1,5 +1,6 @@
 #include "services/router/openai/parse_options.h"
 
+#include <algorithm>
 #include <cmath>
 
 #include "absl/strings/numbers.h"
@@ -105,7 +106,7 @@ absl::Status CheckModel(Fields& fields, const ModelInfo& model) {
                   "model_not_found");
 }
 
-absl::Status ParseOptions(Fields& fields, const ModelInfo& model, RequestOptions* options, AnswerOptions* answer) {
+absl::Status ParseOptions(Fields& fields, const ModelInfo& model, int64_t max_tokens_default, RequestOptions* options, AnswerOptions* answer) {
   RETURN_IF_ERROR(ParseSampling(fields, model, options));
   RETURN_IF_ERROR(ParseStop(fields, model, options));
   RETURN_IF_ERROR(ParseStreaming(fields, answer));
@@ -120,6 +121,9 @@ absl::Status ParseOptions(Fields& fields, const ModelInfo& model, RequestOptions
   options->min_tokens = static_cast<int32_t>(min_tokens.value_or(0));
   if (options->max_tokens && options->min_tokens > *options->max_tokens) {
     return FieldError("min_tokens", absl::StrFormat("'min_tokens' (%d) is above max_tokens (%d)", options->min_tokens, *options->max_tokens));
+  }
+  if (!options->max_tokens && max_tokens_default > 0) {
+    options->max_tokens = static_cast<int32_t>(std::clamp<int64_t>(max_tokens_default, options->min_tokens, INT32_MAX));
   }
   RETURN_IF_ERROR(fields.Integer("n", 1, kChoicesMax, &n));
   options->n = static_cast<int32_t>(n.value_or(1));

@@ -28,7 +28,8 @@ inline constexpr int kTopLogprobsMax = 20;
 
 // "model": absent means the node's own. NotFound for another.
 absl::Status CheckModel(Fields& fields, const ModelInfo& model);
-absl::Status ParseOptions(Fields& fields, const ModelInfo& model, RequestOptions* options, AnswerOptions* answer);
+// `max_tokens_default`: for requests without max_tokens; 0: up to the context.
+absl::Status ParseOptions(Fields& fields, const ModelInfo& model, int64_t max_tokens_default, RequestOptions* options, AnswerOptions* answer);
 // response_format, grammar, tools and their like: kept, or refused by name (never accepted and ignored).
 absl::Status RefuseUnsupported(Fields& fields);
 

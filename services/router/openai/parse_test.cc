@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "services/router/api_error.h"
+#include "services/router/grpc_options.h"
 #include "services/router/openai/parse_completion.h"
 #include "services/router/testing/fakes.h"
 
@@ -13,15 +14,15 @@ using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 using testing::DemoModel;
 
-absl::StatusOr<ParsedRequest> Chat(Json extra) {
+absl::StatusOr<ParsedRequest> Chat(Json extra, int64_t max_tokens_default = 0) {
   Json body = {{"model", "fable-moe"}, {"messages", {{{"role", "user"}, {"content", "hi"}}}}};
   for (const auto& [name, value] : extra.items()) body[name] = value;
-  return ParseChat(body, DemoModel());
+  return ParseChat(body, DemoModel(), max_tokens_default);
 }
-absl::StatusOr<ParsedRequest> Completion(Json extra) {
+absl::StatusOr<ParsedRequest> Completion(Json extra, int64_t max_tokens_default = 0) {
   Json body = {{"model", "fable-moe"}, {"prompt", "hi"}};
   for (const auto& [name, value] : extra.items()) body[name] = value;
-  return ParseCompletion(body, DemoModel(), 0);
+  return ParseCompletion(body, DemoModel(), max_tokens_default);
 }
 ApiError ErrorOf(const absl::StatusOr<ParsedRequest>& parsed) { return ToApiError(parsed.status()); }
 
@@ -38,6 +39,22 @@ TEST(ParseTest, DefaultsAreOpenAis) {
   EXPECT_EQ(options.n, 1);
   EXPECT_EQ(options.num_logprobs, -1);
   EXPECT_FALSE(parsed->answer.stream);
+}
+
+TEST(ParseTest, MaxTokensDefaultIsForBothPathsAndOnlyWithoutMaxTokens) {
+  for (const auto& parse : {Chat, Completion}) {
+    EXPECT_EQ(parse(Json::object(), 50)->request->options.max_tokens, 50);
+    EXPECT_EQ(parse({{"max_tokens", 7}}, 50)->request->options.max_tokens, 7);
+    EXPECT_EQ(parse({{"min_tokens", 60}}, 50)->request->options.max_tokens, 60);
+    EXPECT_FALSE(parse(Json::object(), 0)->request->options.max_tokens.has_value());
+  }
+  v1::ChatRequest chat;
+  auto* message = chat.add_messages();
+  message->set_role("user");
+  message->set_content("hi");
+  EXPECT_EQ((*FromChat(chat, DemoModel(), 50))->options.max_tokens, 50);
+  chat.mutable_options()->set_max_tokens(7);
+  EXPECT_EQ((*FromChat(chat, DemoModel(), 50))->options.max_tokens, 7);
 }
 
 TEST(ParseTest, NullIsAbsentForEveryOptionalField) {

@@ -4,6 +4,7 @@
 // a part of a character shows as U+FFFD in chat (its bytes are beside it) and as bytes:\xf0\x9f in completions, as OpenAI has it.
 #pragma once
 
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -16,7 +17,7 @@ struct AnswerMeta {
   std::string id;
   std::string model;
   int64_t created_seconds = 0;
-  const Tokenizer* tokenizer = nullptr;
+  std::shared_ptr<const Tokenizer> tokenizer;
   AnswerOptions options;
   int32_t num_logprobs = -1;
 };

@@ -59,19 +59,25 @@ const ModelInfo& DemoModel() {
     NodeConfig config;
     config.model_path = ModelDir();
     config.model_name = "fable-moe";
-    auto loaded = ModelInfo::Load(config);
+    auto loaded = ModelInfo::Load(config, config.model_path);
     if (!loaded.ok()) std::fprintf(stderr, "%s\n", loaded.status().ToString().c_str());
     HEARTH_CHECK(loaded.ok());
-    return loaded->release();
+    return new ModelInfo(*std::move(loaded));
   }();
   return model;
 }
 
 std::vector<int32_t> Ids(const std::string& text) { return *DemoModel().tokenizer->Encode(text, {.add_special_tokens = false}); }
 
-FakeStore::FakeStore() : generation_{1, 2} {
-  view_.attached = true;
-  view_.generation = generation_;
+FakeStore::FakeStore() : view_(ReadyView()), generation_{1, 2} {}
+StoreView FakeStore::ReadyView(const Hash128& generation, const Hash128& fingerprint, const std::string& model_dir, int64_t kv_tokens) {
+  StoreView view;
+  view.attached = true;
+  view.generation = generation;
+  view.fingerprint = fingerprint;
+  view.model_dir = model_dir;
+  view.kv_tokens = kv_tokens;
+  return view;
 }
 StoreView FakeStore::View() const {
   std::lock_guard lock(mutex_);
@@ -92,7 +98,7 @@ std::vector<std::string> FakeStore::freed() const {
 }
 std::unique_ptr<StoreClient> Forward(FakeStore* store) { return std::make_unique<ForwardingStore>(store); }
 
-FakeWorker::FakeWorker(std::string socket_path, std::string kind) : socket_path_(std::move(socket_path)), kind_(std::move(kind)) {}
+FakeWorker::FakeWorker(std::string socket_path, std::string kind) : socket_path_(std::move(socket_path)), kind_(std::move(kind)), generation_(ToBytes(Hash128{1, 2})) {}
 FakeWorker::~FakeWorker() { Kill(); }
 
 void FakeWorker::Start() {
@@ -116,6 +122,16 @@ void FakeWorker::Kill() {
 void FakeWorker::SetScript(std::vector<int32_t> output) {
   std::lock_guard lock(mutex_);
   script_ = std::move(output);
+}
+
+void FakeWorker::SetGeneration(const Hash128& generation) {
+  std::lock_guard lock(mutex_);
+  generation_ = ToBytes(generation);
+}
+
+std::string FakeWorker::generation() const {
+  std::lock_guard lock(mutex_);
+  return generation_;
 }
 
 void FakeWorker::Release() {
@@ -144,7 +160,8 @@ grpc::Status FakeWorker::Status(grpc::ServerContext* context, const v1::WorkerSt
   while (status_hangs && !context->IsCancelled() && !dying_) absl::SleepFor(absl::Milliseconds(5));
   status->set_kind(kind_);
   status->set_pid(static_cast<int32_t>(getpid()));
-  status->set_state(ready ? "ready" : "waiting for the store");
+  status->set_state(draining ? "draining" : ready ? "ready" : "waiting for the store");
+  status->set_generation(generation());
   status->set_max_batch(max_batch);
   return grpc::Status::OK;
 }
@@ -155,7 +172,9 @@ grpc::Status FakeWorker::Continue(grpc::ServerContext* context, const v1::Stream
   {
     std::lock_guard lock(mutex_);
     calls_.push_back(*stream);
+    if (!stream->generation().empty() && stream->generation() != generation_) return grpc::Status(grpc::StatusCode::ABORTED, "other generation");
   }
+  if (draining) return grpc::Status(grpc::StatusCode::UNAVAILABLE, "draining");
   if (refuse > 0) {
     --refuse;
     return grpc::Status(grpc::StatusCode::RESOURCE_EXHAUSTED, "no place");
@@ -173,8 +192,9 @@ grpc::Status FakeWorker::Continue(grpc::ServerContext* context, const v1::Stream
 grpc::Status FakeWorker::Play(grpc::ServerContext* context, const v1::Stream& stream, grpc::ServerWriter<v1::StreamEvent>* writer) {
   v1::StreamEvent event;
   event.set_epoch(stream.epoch());
+  if (before_started) before_started();
   event.mutable_started()->set_cached_tokens(cached_tokens);
-  event.mutable_started()->set_generation("gen");
+  event.mutable_started()->set_generation(generation());
   writer->Write(event);
   if (kind_ == "prefill") {
     std::unique_lock lock(mutex_);

@@ -44,6 +44,8 @@ class FakeStore final : public StoreClient {
   absl::Status Free(const Hash128& request, int32_t from_index) override;
 
   void SetView(StoreView view);
+  // A generation of `model_dir` (empty: the configuration's) that is READY.
+  static StoreView ReadyView(const Hash128& generation = {1, 2}, const Hash128& fingerprint = {}, const std::string& model_dir = "", int64_t kv_tokens = 0);
   std::vector<std::string> freed() const;  // request ids as on the wire
   std::atomic<int32_t> peek{0};
 
@@ -69,6 +71,11 @@ class FakeWorker final : public v1::Worker::Service {
   // What a decode stream outputs: token `i` of a stream. Default: the script, then its end token.
   void SetScript(std::vector<int32_t> output);
   std::function<int32_t(const v1::Stream& stream, int32_t index)> token_of;  // set before Start
+  // Of the weights that it says it has; as on the wire. Streams of another one are refused.
+  void SetGeneration(const Hash128& generation);
+  std::string generation() const;
+
+  std::function<void()> before_started;  // of each Continue
 
   std::atomic<int64_t> token_delay_us{0};
   std::atomic<int32_t> hold_at{-1};     // before this output index, wait for Release
@@ -79,6 +86,7 @@ class FakeWorker final : public v1::Worker::Service {
   std::atomic<bool> stale_events{false};  // each call first repeats old tokens and an event of the epoch before
   std::atomic<bool> status_hangs{false};
   std::atomic<bool> ready{true};
+  std::atomic<bool> draining{false};
   std::atomic<int32_t> max_batch{8};
   std::atomic<int32_t> cached_tokens{0};
   void Release();
@@ -101,6 +109,7 @@ class FakeWorker final : public v1::Worker::Service {
   std::condition_variable released_;
   std::vector<int32_t> script_;
   std::vector<v1::Stream> calls_;
+  std::string generation_;
   std::optional<absl::Time> cancelled_at_;
   std::atomic<int> running_{0};
   std::atomic<bool> dying_{false};
