@@ -114,7 +114,6 @@ absl::Status Validate(NodeConfig& c) {
   static const std::set<std::string> kLevels = {"trace", "debug", "info", "warn", "error", "off"};
   if (!kLevels.count(c.log_level)) return bad("node.log_level '" + c.log_level + "' is unknown: use trace, debug, info, warn, error or off");
   if (c.http_listen.empty() && c.grpc_listen.empty()) return bad("router.http_listen and router.grpc_listen are both empty: no client could come in");
-  c.model_name_is_default = c.model_name.empty();
   if (c.model_name_is_default) c.model_name = DefaultModelName(c.model_path);
   return absl::OkStatus();
 }
@@ -165,6 +164,7 @@ absl::StatusOr<NodeConfig> ParseNodeConfig(std::string_view toml_text, std::stri
       RETURN_IF_ERROR(Assign(key->second, node, source_path));
     }
   }
+  config.model_name_is_default = config.model_name.empty();
   RETURN_IF_ERROR(Validate(config));
   return config;
 }
