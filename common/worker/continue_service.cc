@@ -24,6 +24,7 @@ class StreamCall : public grpc::ServerWriteReactor<v1::StreamEvent>, public Stre
   }
   void SetLive(std::shared_ptr<LiveStream> live) {
     std::lock_guard lock(mutex_);
+    if (ended_) return;  // it came and went meanwhile: holding it would be a circle that nobody breaks
     live_ = std::move(live);
     if (cancelled_ && live_ != nullptr) live_->cancelled.store(true, std::memory_order_release);
   }
@@ -65,11 +66,12 @@ class StreamCall : public grpc::ServerWriteReactor<v1::StreamEvent>, public Stre
   void OnError(const absl::Status& status) override { End(status); }
 
   void OnWriteDone(bool ok) override {
-    std::lock_guard lock(mutex_);
-    writing_ = false;
-    queue_.pop_front();
-    if (!ok) queue_.clear();  // the peer is gone; OnCancel has or will come
-    WriteNext();
+    {
+      std::lock_guard lock(mutex_);
+      busy_ = false;
+      if (!ok) queue_.clear();  // the peer is gone; OnCancel has or will come
+    }
+    Pump();
   }
   void OnCancel() override {
     std::lock_guard lock(mutex_);
@@ -81,29 +83,46 @@ class StreamCall : public grpc::ServerWriteReactor<v1::StreamEvent>, public Stre
 
  private:
   void Push(v1::StreamEvent event) {
-    std::lock_guard lock(mutex_);
-    if (ended_) return;
-    event.set_epoch(epoch_);
-    queue_.push_back(std::move(event));
-    WriteNext();
+    {
+      std::lock_guard lock(mutex_);
+      if (ended_) return;
+      event.set_epoch(epoch_);
+      queue_.push_back(std::move(event));
+    }
+    Pump();
   }
   // What comes after the end is ignored.
   void End(absl::Status status) {
-    std::lock_guard lock(mutex_);
-    if (ended_) return;
-    ended_ = true;
-    end_ = std::move(status);
-    live_.reset();
-    WriteNext();
+    {
+      std::lock_guard lock(mutex_);
+      if (ended_) return;
+      ended_ = true;
+      end_ = std::move(status);
+      live_.reset();
+    }
+    Pump();
   }
-  void WriteNext() {
-    if (writing_ || finished_) return;
-    if (!queue_.empty()) {
-      writing_ = true;
-      StartWrite(&queue_.front());
-    } else if (ended_) {
-      finished_ = true;
+  // Starts the next operation if none is under way: what is queued, then the end. Outside the mutex, since gRPC may run other reactions inside
+  // the call that starts one.
+  void Pump() {
+    bool finish = false;
+    {
+      std::lock_guard lock(mutex_);
+      if (busy_) return;
+      if (!queue_.empty()) {
+        out_ = std::move(queue_.front());
+        queue_.pop_front();
+      } else if (ended_) {
+        finish = true;
+      } else {
+        return;
+      }
+      busy_ = true;  // for good, at the end
+    }
+    if (finish) {
       Finish(ToGrpc(end_));
+    } else {
+      StartWrite(&out_);
     }
   }
 
@@ -113,11 +132,11 @@ class StreamCall : public grpc::ServerWriteReactor<v1::StreamEvent>, public Stre
   std::weak_ptr<StreamLoop> loop_;  // the loop's streams hold the call: the other way round would be a circle
   std::mutex mutex_;
   std::shared_ptr<LiveStream> live_;
-  std::deque<v1::StreamEvent> queue_;  // the front is being written while writing_
-  absl::Status end_;
-  bool writing_ = false;
+  std::deque<v1::StreamEvent> queue_;
+  v1::StreamEvent out_;  // being written
+  absl::Status end_;     // const once ended_
+  bool busy_ = false;    // a write or the end is under way
   bool ended_ = false;
-  bool finished_ = false;
   bool cancelled_ = false;
 };
 
@@ -144,6 +163,7 @@ absl::StatusOr<StreamRequest> DecodeStream(const v1::Stream& message) {
   request.tokens.assign(message.prompt_ids().begin(), message.prompt_ids().end());
   request.prompt_size = message.prompt_ids_size();
   request.tokens.insert(request.tokens.end(), message.output_ids().begin(), message.output_ids().end());
+  request.begun = !message.generation().empty();
   request.max_new_tokens = message.max_new_tokens();
   request.min_tokens = message.min_tokens();
   request.ignore_eos = message.ignore_eos();

@@ -63,8 +63,10 @@ absl::Status PageKeeper::PerformPrepare(Task& task) {
     // form, as it was the first time.
     const std::vector<int32_t> prompt(request.tokens.begin(), request.tokens.begin() + request.prompt_size);
     ASSIGN_OR_RETURN(event.rows, store_.Match(request.id, prompt));
-    event.cached_tokens = static_cast<int64_t>(event.rows.size()) * kPageTokens;
+    // Kept with the task: when there is no page for the rest yet, the next try takes over what was matched here.
+    task.cached_tokens = static_cast<int64_t>(event.rows.size()) * kPageTokens;
   }
+  event.cached_tokens = task.cached_tokens;
   const int64_t have = static_cast<int64_t>(event.rows.size());
   if (have < task.count) {
     ASSIGN_OR_RETURN(std::vector<PageRef> more, store_.Alloc(request.id, static_cast<int32_t>(have), static_cast<int32_t>(task.count - have)));
@@ -77,14 +79,14 @@ absl::Status PageKeeper::PerformPrepare(Task& task) {
 }
 
 absl::Status PageKeeper::Perform(Task& task) {
-  const bool gone = task.stream != nullptr && task.stream->cancelled.load(std::memory_order_acquire);
+  const bool gone = task.stream != nullptr && task.stream->gone();
   switch (task.kind) {
     case Task::Kind::kPrepare:
       return gone ? absl::OkStatus() : PerformPrepare(task);
     case Task::Kind::kGrow: {
       if (gone) return absl::OkStatus();
       KeeperEvent event{.kind = KeeperEvent::Kind::kGrown, .serial = task.stream->serial};
-      ASSIGN_OR_RETURN(event.rows, store_.Alloc(task.request, static_cast<int32_t>(task.first), static_cast<int32_t>(task.count)));
+      ASSIGN_OR_RETURN(event.rows, store_.Alloc(task.request, static_cast<int32_t>(task.first), static_cast<int32_t>(task.count), /*at_least=*/1));
       deliver_(std::move(event));
       return absl::OkStatus();
     }
@@ -109,13 +111,14 @@ void PageKeeper::Run() {
     if (stop_.stopped() && drain_deadline == 0) drain_deadline = device_.Now() + kDrainNs;
     if (drain_deadline != 0 && device_.Now() > drain_deadline) return;
     Task task;
-    bool have = false;
+    bool have = false, yields = false;
     {
       std::lock_guard lock(mutex_);
       if (!tasks_.empty()) {
         task = std::move(tasks_.front());
         tasks_.pop_front();
         have = true;
+        yields = task.kind == Task::Kind::kPrepare && std::any_of(tasks_.begin(), tasks_.end(), [](const Task& t) { return t.IsStarved(); });
       }
     }
     if (!have) {
@@ -123,14 +126,16 @@ void PageKeeper::Run() {
       device_.HostWait(*signal_, seen, {.stop = &stop_});
       continue;
     }
-    const absl::Status status = Perform(task);
+    const absl::Status status = yields ? absl::ResourceExhaustedError("running streams come first") : Perform(task);
     if (status.ok()) {
       failed_in_row = 0;
       continue;
     }
     const bool waits_for_page = absl::IsResourceExhausted(status);
-    // FailedPrecondition: another worker still holds the stream; it is being killed or will offer it.
-    const bool retry = waits_for_page || absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsFailedPrecondition(status);
+    // FailedPrecondition of a stream to come: another worker still holds it; it is being killed or will offer it. Of one that is ours already it
+    // is final, and must not stand before the stream's later tasks.
+    const bool waits_for_worker = task.kind == Task::Kind::kPrepare && absl::IsFailedPrecondition(status);
+    const bool retry = waits_for_page || waits_for_worker || absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status);
     if (!retry) {
       if (task.kind == Task::Kind::kSeal || task.kind == Task::Kind::kFree) {
         // Nothing of the stream depends on it: the page stays unpublished, or its rows go with the lease.
@@ -148,12 +153,12 @@ void PageKeeper::Run() {
     }
     bool all_failed;
     {
-      // What waits for a page or for another worker goes behind the others (one of them may free it); a store that is away stops everything, in order.
+      // What waits for a page or for another worker goes behind the others (one of them may free it), and the later tasks of its stream, which rely
+      // on the order, go with it; a store that is away stops everything, in order.
       std::lock_guard lock(mutex_);
-      if (waits_for_page || absl::IsFailedPrecondition(status)) {
-        // Never past a later task of the same stream: they rely on the order.
-        const auto later = std::find_if(tasks_.begin(), tasks_.end(), [&](const Task& t) { return t.request == task.request; });
-        tasks_.insert(later, std::move(task));
+      if (waits_for_page || waits_for_worker) {
+        const auto behind = std::stable_partition(tasks_.begin(), tasks_.end(), [&](const Task& t) { return t.request != task.request; });
+        tasks_.insert(behind, std::move(task));
         all_failed = ++failed_in_row >= tasks_.size();
       } else {
         tasks_.push_front(std::move(task));

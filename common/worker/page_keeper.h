@@ -53,7 +53,10 @@ class PageKeeper {
     int64_t first = 0;
     int64_t count = 0;
     std::vector<int32_t> indexes;
+    int64_t cached_tokens = 0;
     bool told_out_of_pages = false;
+    // A running stream waits for its next page: what is freed is for it, before new streams start.
+    bool IsStarved() const { return kind == Kind::kGrow && told_out_of_pages && !stream->gone(); }
   };
   void Push(Task task);
   void Run();

@@ -37,6 +37,7 @@ struct StreamRequest {
   int32_t num_logprobs = -1;    // -1: none; 0: the chosen token's; k: and the k best
   uint64_t seed = 0;
   SamplingParams sampling;
+  bool begun = false;           // it has run before, in this generation: a draining worker still takes it (DESIGN 3.1)
 
   int64_t output_size() const { return static_cast<int64_t>(tokens.size()) - prompt_size; }
   // Positions below were or will be computed by the prefill form, the others by the decode form (DESIGN section 7).
@@ -76,6 +77,8 @@ struct LiveStream {
   std::shared_ptr<StreamSink> sink;
   const uint64_t serial;              // tells one Continue from the next of the same id
   std::atomic<bool> cancelled{false};  // the client is gone: stop within one step
+  std::atomic<bool> left{false};       // it has left its loop: pages that were still to come are not wanted any more
+  bool gone() const { return cancelled.load(std::memory_order_acquire) || left.load(std::memory_order_acquire); }
 
   // Owned by the loop:
   bool prepared = false;        // pages and `valid` are known

@@ -31,17 +31,12 @@ absl::Status StreamLoop::Submit(StreamRequest request, std::shared_ptr<StreamSin
       return absl::InvalidArgumentError(absl::StrCat("token id ", id, " is outside the vocabulary of ", config.vocab_size));
     }
   }
-  const int64_t context = config.max_position_embeddings;
-  if (static_cast<int64_t>(request.tokens.size()) > context) {
-    return absl::InvalidArgumentError(absl::StrCat("the prompt has ", request.tokens.size(), " tokens, the context holds ", context));
-  }
-  const int64_t pages = PagesFor(static_cast<int64_t>(request.tokens.size()));
-  if (static_cast<uint64_t>(pages) > kv_.geometry().num_pages) {
-    return absl::InvalidArgumentError(absl::StrCat("the stream needs ", pages, " KV pages, the pool has ", kv_.geometry().num_pages,
-                                                   ": raise weightstore.kv_pool_tokens"));
+  if (static_cast<int64_t>(request.tokens.size()) > ContextTokens()) {
+    return absl::InvalidArgumentError(absl::StrCat("the stream has ", request.tokens.size(), " tokens, the context holds ", config.max_position_embeddings,
+                                                   ", the KV pool ", kv_.geometry().num_pages * kPageTokens, " (weightstore.kv_pool_tokens)"));
   }
   std::lock_guard lock(mutex_);
-  if (draining_ || stop_.stopped()) return absl::UnavailableError("this worker is draining: ask again");
+  if ((draining_ && !request.begun) || stop_.stopped()) return absl::UnavailableError("this worker is draining: ask again");
   if (in_loop_ >= options_.max_streams + options_.max_waiting) return absl::ResourceExhaustedError("too many streams wait here");
   auto stream = std::make_shared<LiveStream>(std::move(request), std::move(sink), next_serial_++);
   if (live != nullptr) *live = stream;
@@ -65,11 +60,12 @@ bool StreamLoop::Step() {
 void StreamLoop::Run() {
   while (!stop_.stopped()) {
     const uint64_t seen = signal_->Current();
-    round_started_ns_.store(device_.Now(), std::memory_order_relaxed);
+    StillAlive();
     idle_.store(false, std::memory_order_relaxed);
     if (Step()) continue;
     idle_.store(true, std::memory_order_relaxed);
-    device_.HostWait(*signal_, seen, {.stop = &stop_});
+    const int64_t deadline_ns = pool_short() ? device_.Now() + kStarvedLookNs : INT64_MAX;
+    device_.HostWait(*signal_, seen, {.deadline_ns = deadline_ns, .stop = &stop_});
   }
   OfferAll();
 }
@@ -89,10 +85,12 @@ bool StreamLoop::Idle() const {
   return in_loop_ == 0;
 }
 
+void StreamLoop::StillAlive() { last_sign_ns_.store(device_.Now(), std::memory_order_relaxed); }
+
 bool StreamLoop::Responsive(int64_t now_ns) const {
-  // A round is a step and a prefill chunk: seconds at most, even for the largest models on one socket.
-  constexpr int64_t kRoundMaxNs = 120'000'000'000;
-  return idle_.load(std::memory_order_relaxed) || now_ns - round_started_ns_.load(std::memory_order_relaxed) < kRoundMaxNs;
+  // One layer of the largest chunk of the largest model takes seconds, even on one socket.
+  constexpr int64_t kSilentMaxNs = 120'000'000'000;
+  return idle_.load(std::memory_order_relaxed) || now_ns - last_sign_ns_.load(std::memory_order_relaxed) < kSilentMaxNs;
 }
 
 LoopStats::View StreamLoop::Stats() const { return stats_.Look(device_.Now()); }
@@ -123,10 +121,8 @@ void StreamLoop::TakeMessages() {
 void StreamLoop::Apply(KeeperEvent event) {
   const auto by_serial = [&](const auto& s) { return s->serial == event.serial; };
   if (event.kind == KeeperEvent::Kind::kOffered) {
-    const auto it = std::find_if(offered_.begin(), offered_.end(), by_serial);
-    if (it == offered_.end()) return;
-    const std::shared_ptr<LiveStream> stream = *it;
-    offered_.erase(it);
+    const std::shared_ptr<LiveStream> stream = TakeOffered(event.serial);
+    if (stream == nullptr) return;
     if (stream->cancelled.load(std::memory_order_acquire)) {
       stream->sink->OnError(absl::CancelledError("the client is gone or has cancelled"));
       keeper_->Free(stream->request.id, 0);
@@ -136,16 +132,21 @@ void StreamLoop::Apply(KeeperEvent event) {
     return;
   }
   const auto it = std::find_if(running_.begin(), running_.end(), by_serial);
-  if (it == running_.end()) return;  // it left meanwhile; its rows were or will be freed in order
+  if (it == running_.end()) {
+    // It left meanwhile, and its rows were or will be freed in order; unless it was the Offer that failed.
+    const std::shared_ptr<LiveStream> offered = event.kind == KeeperEvent::Kind::kFailed ? TakeOffered(event.serial) : nullptr;
+    if (offered != nullptr) offered->sink->OnError(event.status);
+    return;
+  }
   const std::shared_ptr<LiveStream> stream = *it;
   switch (event.kind) {
     case KeeperEvent::Kind::kPrepared: {
       const int64_t misfit = AdoptPages(kv_, event.rows, *stream);
       if (misfit < static_cast<int64_t>(event.rows.size())) {
         keeper_->Free(stream->request.id, misfit);
-        keeper_->Grow(stream, misfit, InitialPages(stream->request) - misfit);
-        stream->growing = true;
+        GrowTo(stream, InitialPages(stream->request));
       }
+      if (std::vector<int32_t> full = TakeUnsealed(*stream); !full.empty()) keeper_->Seal(stream->request.id, std::move(full));
       stream->prepared = true;
       stream->out_of_pages = false;
       // Never the last prompt token: it is computed to have its logits.
@@ -156,9 +157,11 @@ void StreamLoop::Apply(KeeperEvent event) {
       AppendPages(event.rows, *stream);
       stream->growing = false;
       stream->out_of_pages = false;
+      GrowTo(stream, std::min(InitialPages(stream->request), PagesFor(static_cast<int64_t>(stream->request.tokens.size()))));
       break;
     case KeeperEvent::Kind::kOutOfPages:
       stream->out_of_pages = true;
+      ReturnSpares();
       break;
     case KeeperEvent::Kind::kFailed:
       stream->sink->OnError(event.status);
@@ -166,6 +169,27 @@ void StreamLoop::Apply(KeeperEvent event) {
       break;
     case KeeperEvent::Kind::kOffered:
       break;
+  }
+}
+
+std::shared_ptr<LiveStream> StreamLoop::TakeOffered(uint64_t serial) {
+  const auto it = std::find_if(offered_.begin(), offered_.end(), [&](const auto& s) { return s->serial == serial; });
+  if (it == offered_.end()) return nullptr;
+  std::shared_ptr<LiveStream> stream = *it;
+  offered_.erase(it);
+  return stream;
+}
+
+bool StreamLoop::pool_short() const {
+  return std::any_of(running_.begin(), running_.end(), [](const auto& s) { return s->out_of_pages; });
+}
+
+void StreamLoop::ReturnSpares() {
+  for (const auto& stream : running_) {
+    const int64_t needed = PagesFor(std::max(static_cast<int64_t>(stream->request.tokens.size()), stream->valid));
+    if (!stream->prepared || stream->growing || static_cast<int64_t>(stream->pages.size()) <= needed) continue;
+    keeper_->Free(stream->request.id, needed);
+    stream->pages.resize(static_cast<size_t>(needed));
   }
 }
 
@@ -208,6 +232,7 @@ void StreamLoop::PrefillChunk(LiveStream& stream, int64_t max_tokens) {
   batch.sequences.push_back({.first_row = 0, .num_rows = end - start, .start_position = start, .write_from = start, .pages = stream.pages.data()});
   ForwardHooks hooks;
   hooks.on_layer_done = [&](int64_t layer) {
+    StillAlive();
     PublishProgress(kv_, stream, end, layer + 1);
     return !stream.cancelled.load(std::memory_order_acquire);
   };
@@ -227,16 +252,21 @@ void StreamLoop::Publish(LiveStream& stream, int64_t until) {
   if (!full.empty()) keeper_->Seal(stream.request.id, full);
 }
 
-int64_t StreamLoop::PositionsMax(const StreamRequest& request) const {
-  return std::min(request.prompt_size + request.max_new_tokens, model_.config().max_position_embeddings);
+int64_t StreamLoop::ContextTokens() const {
+  return std::min(model_.config().max_position_embeddings, static_cast<int64_t>(kv_.geometry().num_pages) * kPageTokens);
 }
 
+int64_t StreamLoop::PositionsMax(const StreamRequest& request) const { return std::min(request.prompt_size + request.max_new_tokens, ContextTokens()); }
+
 void StreamLoop::KeepSpare(const std::shared_ptr<LiveStream>& stream) {
-  if (stream->growing) return;
-  // Never more than the stream can still use.
-  const int64_t want = std::min(PagesFor(static_cast<int64_t>(stream->request.tokens.size())) + kSparePages, PagesFor(PositionsMax(stream->request)));
+  // Never more than the stream can still use, and nothing ahead of need while another one lacks a page now.
+  const int64_t spare = pool_short() ? 0 : kSparePages;
+  GrowTo(stream, std::min(PagesFor(static_cast<int64_t>(stream->request.tokens.size())) + spare, PagesFor(PositionsMax(stream->request))));
+}
+
+void StreamLoop::GrowTo(const std::shared_ptr<LiveStream>& stream, int64_t want) {
   const int64_t have = static_cast<int64_t>(stream->pages.size());
-  if (have >= want) return;
+  if (stream->growing || have >= want) return;
   stream->growing = true;
   keeper_->Grow(stream, have, want - have);
 }
@@ -256,6 +286,7 @@ void StreamLoop::TruncateKv(LiveStream& stream, int64_t position) {
 }
 
 void StreamLoop::Remove(const std::shared_ptr<LiveStream>& stream, bool free_pages) {
+  stream->left.store(true, std::memory_order_release);
   if (free_pages) keeper_->Free(stream->request.id, 0);
   std::erase(running_, stream);
   std::erase(waiting_, stream);

@@ -23,6 +23,8 @@ namespace hearth {
 
 // Spare pages a running stream keeps ahead: at 20 tokens/s four pages last 12 s, longer than a store's restart (DESIGN 3.2).
 inline constexpr int64_t kSparePages = 4;
+// While a stream lacks a page, an idle loop looks again so often.
+inline constexpr int64_t kStarvedLookNs = 500'000'000;
 
 struct StreamLoopOptions {
   int64_t max_streams = 6;            // places; further submissions wait
@@ -71,9 +73,15 @@ class StreamLoop {
   void PrefillChunk(LiveStream& stream, int64_t max_tokens);
   // Positions [valid, until) are complete in every layer: publishes them and has the pages that became full sealed.
   void Publish(LiveStream& stream, int64_t until);
+  // A sign of life for Responsive, within a long pass.
+  void StillAlive();
+  // What a stream can reach at most: the model's context, or the pool where that is smaller.
+  int64_t ContextTokens() const;
   // Positions that the stream can reach: its prompt and all it may output, or the context.
   int64_t PositionsMax(const StreamRequest& request) const;
   void KeepSpare(const std::shared_ptr<LiveStream>& stream);
+  // Some stream here lacks a page that the pool did not have.
+  bool pool_short() const;
   // KV from `position` on does not belong to this stream: forget it.
   void TruncateKv(LiveStream& stream, int64_t position);
   // The stream leaves the loop; its rows are freed. Events have been sent.
@@ -99,11 +107,17 @@ class StreamLoop {
   void DropCancelled();
   void Admit();
   void OfferAll();
+  // Asks for the pages that are lacking up to `want`; less may come.
+  void GrowTo(const std::shared_ptr<LiveStream>& stream, int64_t want);
+  // Gives back what running streams hold ahead of need: before anybody is preempted (DESIGN 3.4).
+  void ReturnSpares();
+  // Null: none of that serial waits for its Offer's answer.
+  std::shared_ptr<LiveStream> TakeOffered(uint64_t serial);
 
   std::unique_ptr<HostSignal> signal_;
   StopToken stop_;
   std::atomic<bool> idle_{true};
-  std::atomic<int64_t> round_started_ns_{0};
+  std::atomic<int64_t> last_sign_ns_{0};
   mutable std::mutex mutex_;  // guards the five below
   std::vector<std::shared_ptr<LiveStream>> submitted_;
   std::vector<KeeperEvent> events_;

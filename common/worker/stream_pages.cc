@@ -43,6 +43,12 @@ int64_t AdoptPages(const KvPool& kv, const std::vector<PageRef>& rows, LiveStrea
   return static_cast<int64_t>(stream.pages.size());
 }
 
+std::vector<int32_t> TakeUnsealed(LiveStream& stream) {
+  std::vector<int32_t> full;
+  for (; (stream.sealed_pages + 1) * kPageTokens <= stream.valid; ++stream.sealed_pages) full.push_back(static_cast<int32_t>(stream.sealed_pages));
+  return full;
+}
+
 void AppendPages(const std::vector<PageRef>& rows, LiveStream& stream) {
   for (const PageRef& row : rows) {
     if (row.index < static_cast<int64_t>(stream.pages.size())) continue;  // a repeated call names what we have

@@ -19,6 +19,10 @@ inline int64_t PagesFor(int64_t positions) { return (positions + kPageTokens - 1
 // Returns the first page index to be freed at the store because it does not fit (one past the end: none).
 int64_t AdoptPages(const KvPool& kv, const std::vector<PageRef>& rows, LiveStream& stream);
 
+// The pages of [0, valid) that are full and not yet published, ascending: the last writer ended before it had asked for it. They count as
+// asked for from here on.
+std::vector<int32_t> TakeUnsealed(LiveStream& stream);
+
 // Adds newly granted pages; they must follow on those the stream has.
 void AppendPages(const std::vector<PageRef>& rows, LiveStream& stream);
 

@@ -45,6 +45,17 @@ TEST_F(StreamPagesTest, PublishedPositionsAreAdoptedByTheNextWriter) {
   EXPECT_EQ(next.sealed_pages, 1);
 }
 
+TEST_F(StreamPagesTest, FullPagesThatNobodyAskedToPublishAreNamedOnce) {
+  LiveStream first = Live(200, 5);
+  AdoptPages(*kv_, Rows({4, 2, 1, 0}), first);
+  PublishPositions(*kv_, 199, first);
+  LiveStream next = Live(200, 5);
+  ASSERT_EQ(AdoptPages(*kv_, Rows({4, 2, 1, 0}, 1), next), 4);
+  EXPECT_EQ(TakeUnsealed(next), (std::vector<int32_t>{1, 2})) << "page 0 is published, page 3 is not full";
+  EXPECT_TRUE(TakeUnsealed(next).empty());
+  EXPECT_EQ(next.sealed_pages, 3);
+}
+
 TEST_F(StreamPagesTest, KvBeyondTheRoutersLastTokenIsKeptForLater) {
   LiveStream first = Live(10, 20);
   AdoptPages(*kv_, Rows({0}), first);

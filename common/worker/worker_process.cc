@@ -34,6 +34,25 @@ struct Engine {
   std::shared_ptr<StreamLoop> loop;
 };
 
+// What the signal thread and the store client's thread say to the main thread and its loop. Shared, since the signal thread outlives main.
+class Control {
+ public:
+  std::atomic<bool> drain{false}, lost{false};
+
+  void SetLoop(std::shared_ptr<StreamLoop> loop) {
+    std::lock_guard lock(mutex_);
+    loop_ = std::move(loop);
+  }
+  void ForLoop(const std::function<void(StreamLoop&)>& tell) {
+    std::lock_guard lock(mutex_);
+    if (loop_ != nullptr) tell(*loop_);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::shared_ptr<StreamLoop> loop_;
+};
+
 absl::StatusOr<std::optional<Isa>> ChosenIsa(const std::string& name) {
   if (name == "auto") return std::optional<Isa>();
   const std::optional<Isa> isa = IsaFromName(name);
@@ -100,13 +119,10 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   if (absl::Status s = InitLogging(name, level_flag.empty() ? config->log_level : level_flag); !s.ok()) return fail(s, kExitConfig);
 
   // The main thread waits for one of: a stop signal, a Switch, the loss of the store's trust.
-  std::mutex mutex;
-  std::shared_ptr<StreamLoop> loop_to_stop;
-  std::atomic<bool> drain{false}, lost{false};
-  InstallStopSignals([&] {
+  const auto control = std::make_shared<Control>();
+  InstallStopSignals([control] {
     NotifyStopping();
-    std::lock_guard lock(mutex);
-    if (loop_to_stop != nullptr) loop_to_stop->Stop();
+    control->ForLoop([](StreamLoop& loop) { loop.Stop(); });
   });
 
   ContinueService service({kind.kind, started_ns, kind.options(*config).max_streams});
@@ -122,17 +138,15 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
       .name = name,
       .numerics = Xxh3_64(numerics.data(), numerics.size()),
       .on_switch =
-          [&](const Hash128&) {
-            drain.store(true);
-            std::lock_guard lock(mutex);
-            if (loop_to_stop != nullptr) loop_to_stop->Drain();
+          [control](const Hash128&) {
+            control->drain.store(true);
+            control->ForLoop([](StreamLoop& loop) { loop.Drain(); });
           },
       .on_lost =
-          [&](const absl::Status& why) {
-            spdlog::error("the weight store no longer knows this worker: {}; draining", why.ToString());
-            lost.store(true);
-            std::lock_guard lock(mutex);
-            if (loop_to_stop != nullptr) loop_to_stop->Stop();
+          [control](const absl::Status& why) {
+            spdlog::error("the weight store no longer knows this worker: {}; ending", why.ToString());
+            control->lost.store(true);
+            control->ForLoop([](StreamLoop& loop) { loop.Stop(); });
           },
   });
   NotifyStatus("waiting for the weight store");
@@ -141,12 +155,9 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
 
   absl::StatusOr<Engine> engine = MakeEngine(*config, kind, *isa, *generation, *store);
   if (!engine.ok()) return fail(engine.status(), kExitFailure);
-  {
-    std::lock_guard lock(mutex);
-    loop_to_stop = engine->loop;
-    if (StopRequested() || lost.load()) loop_to_stop->Stop();
-    if (drain.load()) loop_to_stop->Drain();
-  }
+  control->SetLoop(engine->loop);
+  if (StopRequested() || control->lost.load()) engine->loop->Stop();
+  if (control->drain.load()) engine->loop->Drain();
   service.SetReady({engine->loop, *generation, engine->device->caps().description, engine->device->caps().numerics, {}});
   spdlog::info("ready: generation {}, {}, {} after start", generation->ToHex().substr(0, 8), engine->device->caps().description,
                HumanDuration(static_cast<double>(MonotonicNowNs() - started_ns) / 1e9));
@@ -165,7 +176,7 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
     const uint64_t seen = done->Current();
     engine->device->HostWait(*done, seen, {.deadline_ns = engine->device->Now() + std::min<int64_t>(watchdog_ns, 500'000'000), .stop = &finished});
     if (engine->loop->Responsive(engine->device->Now())) NotifyWatchdog();
-    if (drain.load()) {
+    if (control->drain.load()) {
       service.SetDraining();
       if (engine->loop->Idle()) engine->loop->Stop();
     }
@@ -176,15 +187,12 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   engine->loop->Close();
   (*server)->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
   server->reset();
-  {
-    std::lock_guard lock(mutex);
-    loop_to_stop.reset();
-  }
+  control->SetLoop(nullptr);
   service.Forget();
-  store.reset();  // its callbacks may use the loop
+  store.reset();
   engine->loop.reset();
   spdlog::info("stopped");
-  return lost.load() ? kExitFailure : kExitOk;
+  return control->lost.load() ? kExitFailure : kExitOk;
 }
 
 }  // namespace hearth

@@ -3,13 +3,16 @@
 #include <signal.h>
 
 #include <atomic>
+#include <cerrno>
 #include <chrono>
+#include <cstring>
 #include <iostream>
 #include <thread>
 
 #include "absl/strings/str_format.h"
 #include "common/base/time.h"
 #include "common/rpc/rpc.h"
+#include "common/text/utf8.h"
 #include "services/cli/node_client.h"
 
 namespace hearth {
@@ -49,11 +52,17 @@ class Interruptible {
 };
 
 void Fill(const AskOptions& options, v1::GenerationOptions& out) {
-  if (options.max_tokens > 0) out.set_max_tokens(options.max_tokens);
-  if (options.temperature >= 0) out.mutable_sampling()->set_temperature(options.temperature);
-  if (options.top_p >= 0) out.mutable_sampling()->set_top_p(options.top_p);
-  if (options.seed >= 0) out.mutable_sampling()->set_seed(options.seed);
+  if (options.max_tokens) out.set_max_tokens(*options.max_tokens);
+  if (options.temperature) out.mutable_sampling()->set_temperature(*options.temperature);
+  if (options.top_p) out.mutable_sampling()->set_top_p(*options.top_p);
+  if (options.seed) out.mutable_sampling()->set_seed(*options.seed);
   for (const std::string& stop : options.stop) out.add_stop(stop);
+}
+
+absl::Status CheckText(const std::string& text) {
+  const std::optional<size_t> bad = FirstInvalidUtf8(text);
+  if (!bad) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat("the text is not valid UTF-8 at byte ", *bad, ": convert it first, for instance with iconv"));
 }
 
 template <typename Start>
@@ -77,7 +86,8 @@ absl::StatusOr<std::string> Stream(const NodeConfig& config, const AskOptions& o
     if (event.has_finished()) usage = event.finished().usage();
   }
   const grpc::Status status = reader->Finish();
-  std::cout << std::endl;
+  if (!answer.empty()) std::cout << std::endl;
+  if (!std::cout) return absl::DataLossError(absl::StrCat("the answer can't be written to standard output: ", strerror(errno)));
   if (g_interrupted.load()) return absl::CancelledError("interrupted");
   if (status.error_code() == grpc::StatusCode::UNAVAILABLE) {
     return absl::UnavailableError(absl::StrCat(status.error_message(), " (is the node running? `hearth up`, `hearth status`)"));
@@ -107,12 +117,16 @@ std::shared_ptr<AskOptions> AddAskOptions(CLI::App& command) {
 
 absl::StatusOr<std::string> AskChat(const NodeConfig& config, const std::vector<v1::ChatMessage>& messages, const AskOptions& options) {
   v1::ChatRequest request;
-  for (const v1::ChatMessage& message : messages) *request.add_messages() = message;
+  for (const v1::ChatMessage& message : messages) {
+    RETURN_IF_ERROR(CheckText(message.content()));
+    *request.add_messages() = message;
+  }
   Fill(options, *request.mutable_options());
   return Stream(config, options, [&](v1::Inference::Stub& stub, grpc::ClientContext* context) { return stub.Chat(context, request); });
 }
 
 absl::StatusOr<std::string> AskRaw(const NodeConfig& config, const std::string& prompt, const AskOptions& options) {
+  RETURN_IF_ERROR(CheckText(prompt));
   v1::GenerateRequest request;
   request.set_text(prompt);
   request.set_add_special_tokens(true);

@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,10 +15,10 @@
 namespace hearth {
 
 struct AskOptions {
-  int32_t max_tokens = 0;  // 0: up to the context
-  float temperature = -1;  // below 0: the node's default
-  float top_p = -1;
-  int64_t seed = -1;
+  std::optional<int32_t> max_tokens;  // where absent, the node's defaults hold
+  std::optional<float> temperature;
+  std::optional<float> top_p;
+  std::optional<int64_t> seed;
   std::vector<std::string> stop;
   bool usage = false;      // a line about tokens and times behind the answer, on standard error
 };

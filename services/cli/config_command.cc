@@ -1,4 +1,8 @@
 // `hearth config`: the configuration in force, every key with its value.
+#include <unistd.h>
+
+#include <cerrno>
+#include <cstring>
 #include <iostream>
 
 #include "common/base/process.h"
@@ -13,6 +17,10 @@ void AddConfig(CLI::App& app, int& exit_code) {
     const absl::StatusOr<NodeConfig> config = ReadNodeConfig(*path);
     if (!config.ok()) {
       exit_code = Fail("config", absl::InvalidArgumentError(config.status().message()));
+      return;
+    }
+    if (!config->api_key_file.empty() && access(config->api_key_file.c_str(), R_OK) != 0) {
+      exit_code = Fail("config", absl::InvalidArgumentError(absl::StrCat("router.api_key_file ", config->api_key_file, ": ", strerror(errno))));
       return;
     }
     std::cout << "# " << config->source_path << "\n" << FormatNodeConfig(*config);

@@ -2,6 +2,7 @@
 #include <filesystem>
 #include <iostream>
 
+#include "absl/strings/str_join.h"
 #include "common/base/process.h"
 #include "common/image/image_builder.h"
 #include "common/rpc/rpc.h"
@@ -70,6 +71,17 @@ int Drop(const std::string& config_path) {
   if (!config.ok()) return Fail("drop", absl::InvalidArgumentError(config.status().message()));
   if (const auto store = StoreStatusOf(*config); store.ok()) {
     return Fail("drop", absl::FailedPreconditionError(absl::StrCat("the node is running (weightstore pid ", store->pid(), "): stop it first")));
+  }
+  // The store may be down while the others live on its memory.
+  std::vector<std::string> living;
+  const auto note = [&](std::string name, const auto& status) {
+    if (status.ok()) living.push_back(absl::StrCat(name, " (pid ", status->pid(), ")"));
+  };
+  for (int64_t i = 0; i < config->prefill_instances; ++i) note(absl::StrCat("prefill.", i), WorkerStatusOf(*config, "prefill", i));
+  for (int64_t i = 0; i < config->decode_instances; ++i) note(absl::StrCat("decode.", i), WorkerStatusOf(*config, "decode", i));
+  note("router", RouterStatusOf(*config));
+  if (!living.empty()) {
+    return Fail("drop", absl::FailedPreconditionError(absl::StrCat("processes of the node are running: ", absl::StrJoin(living, ", "), ": stop them first")));
   }
   uint64_t bytes = 0;
   int files = 0;

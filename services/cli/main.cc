@@ -1,5 +1,7 @@
 // hearth: the operator's command. Each subcommand has a file of its own and a --help that teaches.
+#include <algorithm>
 #include <iostream>
+#include <vector>
 
 #include "common/base/process.h"
 #include "services/cli/command.h"
@@ -39,6 +41,11 @@ int main(int argc, char** argv) {
   hearth::AddDrop(app, exit_code);
   hearth::AddSynth(app, exit_code);
   hearth::AddConfig(app, exit_code);
+  const std::vector<CLI::App*> commands = app.get_subcommands([](const CLI::App*) { return true; });
+  if (argc > 1 && argv[1][0] != '-' && std::none_of(commands.begin(), commands.end(), [&](const CLI::App* c) { return c->check_name(argv[1]); })) {
+    std::cerr << "hearth: there is no command '" << argv[1] << "'; `hearth --help` lists them\n";
+    return hearth::kExitFailure;
+  }
   CLI11_PARSE(app, argc, argv);
   return exit_code;
 }

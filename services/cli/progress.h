@@ -29,12 +29,14 @@ class ProgressBar {
     drawn_ = true;
     const double seconds = static_cast<double>(now - start_ns_) / 1e9;
     const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
-    const double left = rate > 0 ? static_cast<double>(total - done) / rate : 0;
+    const double left = rate > 0 && seconds > kRateSeconds ? static_cast<double>(total - done) / rate : 0;
     std::cerr << (terminal_ ? "\r\033[K" : "") << what_ << " " << FormatProgress(done, total, rate, left, /*with_bar=*/true) << (terminal_ ? "" : "\n")
               << std::flush;
   }
 
  private:
+  static constexpr double kRateSeconds = 0.5;  // before it a rate says nothing about the time left
+
   const std::string what_;
   const bool terminal_;
   const int64_t start_ns_;

@@ -153,12 +153,14 @@ class Supervisor {
         continue;
       }
       const int64_t now = MonotonicNowNs();
-      if (now - child->started_ns > kSoundNs) child->backoff_ns = kBackoffMinNs;
+      // Exit code 0 unasked: it makes room for the next model, and is wanted back at once.
+      const bool failed = !WIFEXITED(status) || WEXITSTATUS(status) != kExitOk;
+      if (!failed || now - child->started_ns > kSoundNs) child->backoff_ns = kBackoffMinNs;
       child->restart_at_ns = now + child->backoff_ns;
       std::cerr << "hearth up: " << child->name << " " << HowItEnded(status) << " after "
                 << HumanDuration(static_cast<double>(now - child->started_ns) / 1e9) << "; starting it again in "
                 << HumanDuration(static_cast<double>(child->backoff_ns) / 1e9) << "\n";
-      child->backoff_ns = std::min(child->backoff_ns * 2, kBackoffMaxNs);
+      if (failed) child->backoff_ns = std::min(child->backoff_ns * 2, kBackoffMaxNs);
     }
   }
 

@@ -52,7 +52,9 @@ void AddWait(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("wait", "wait until the node answers requests");
   auto config = AddConfigOption(*command);
   auto timeout = std::make_shared<double>(600);
-  command->add_option("--timeout", *timeout, "seconds to wait at most; then exit code 1")->capture_default_str();
+  command->add_option("--timeout", *timeout, "seconds to wait at most; then exit code 1")
+      ->check(CLI::NonNegativeNumber)
+      ->capture_default_str();
   command->callback([=, &exit_code] { exit_code = Wait(*config, *timeout); });
 }
 

@@ -11,6 +11,8 @@ namespace {
 // A resumed stream recomputes what its pages lack in the decode form, several positions a step: enough to catch up fast, few enough that the
 // other streams of the step hardly notice.
 constexpr int64_t kForcedRowsMax = 16;
+// How long a stream that is alone here waits for a page that the pool does not have before it gives up those that it has.
+constexpr int64_t kLonelyWaitNs = 2'000'000'000;
 
 }  // namespace
 
@@ -74,7 +76,12 @@ absl::Status DecodeLoop::RunLayers(const std::vector<Share>& shares) {
     batch.token_ids.insert(batch.token_ids.end(), tokens.begin() + share.from, tokens.begin() + share.to);
     if (share.wants_logits()) batch.logit_rows.push_back(static_cast<int32_t>(batch.token_ids.size()) - 1);
   }
-  return model_.Forward(*stream_, *workspace_, kv_, batch, logits_.data(), nullptr);
+  ForwardHooks hooks;
+  hooks.on_layer_done = [this](int64_t) {
+    StillAlive();
+    return true;
+  };
+  return model_.Forward(*stream_, *workspace_, kv_, batch, logits_.data(), &hooks);
 }
 
 bool DecodeLoop::DecodeStep() {
@@ -122,7 +129,7 @@ void DecodeLoop::SampleAndSend(const Share& share, const float* logits) {
   }
   stream->sink->OnToken(token);
   const bool ended = !request.ignore_eos && std::find(request.eos_ids.begin(), request.eos_ids.end(), token.id) != request.eos_ids.end();
-  if (ended || request.output_size() >= request.max_new_tokens || size >= model_.config().max_position_embeddings) {
+  if (ended || request.output_size() >= request.max_new_tokens || size >= ContextTokens()) {
     stream->sink->OnFinished(ended ? FinishReason::kEos : FinishReason::kLength);
     Remove(stream, /*free_pages=*/true);
     return;
@@ -131,10 +138,19 @@ void DecodeLoop::SampleAndSend(const Share& share, const float* logits) {
 }
 
 void DecodeLoop::RelieveFullPool() {
-  // Nothing could run: if somebody lacks a page that the pool does not have, the youngest gives its own up (DESIGN 3.4).
-  const bool starved = std::any_of(running_.begin(), running_.end(), [](const auto& s) { return s->out_of_pages; });
-  if (!starved || running_.size() < 2) return;
-  Preempt(running_.back());
+  // Nothing could run: if somebody lacks a page that the pool does not have, the youngest gives its own up (DESIGN 3.4). The only one that has
+  // any waits first for what other workers may free; but two workers must not wait for each other's pages for ever.
+  if (!pool_short()) {
+    starved_since_ns_ = 0;
+    return;
+  }
+  const int64_t now_ns = device_.Now();
+  if (starved_since_ns_ == 0) starved_since_ns_ = now_ns;
+  const auto holds_pages = [](const auto& s) { return s->prepared; };
+  const int64_t holders = std::count_if(running_.begin(), running_.end(), holds_pages);
+  if (holders == 0 || (holders == 1 && now_ns - starved_since_ns_ < kLonelyWaitNs)) return;
+  starved_since_ns_ = 0;
+  Preempt(*std::find_if(running_.rbegin(), running_.rend(), holds_pages));
 }
 
 }  // namespace hearth

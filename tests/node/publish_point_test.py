@@ -60,6 +60,29 @@ def test_decode_at_every_point():
                     wait_for("idle node", node.idle, 15)
 
 
+def test_decode_dies_between_a_full_page_and_its_seal():
+    """The next worker inherits a full page that nobody asked to publish; it must not stand in the way of the pages behind it."""
+    long = {"max_tokens": 400}
+    with Node() as node:
+        whole = []
+        ask(node, whole, **long)
+        prompt_tokens = len(node.post("/tokenize", {"content": PROMPT, "add_special": True}).json()["tokens"])
+    # The first publication is the prompt's, all but its last token; then one a token: this one fills page 0.
+    fills = 64 - (prompt_tokens - 1) + 1
+    for nth in (fills - 1, fills, fills + 1):
+        with Node(start=False) as node:
+            start_with_trap(node, "decode.0", f"kv.tokens_valid:{nth}:kill")
+            node.wait_ready()
+            results = []
+            thread = threading.Thread(target=ask, args=(node, results), kwargs=long)
+            thread.start()
+            wait_for("death", lambda: node.processes["decode.0"].poll() is not None)
+            node.start("decode.0")
+            thread.join(60)
+            assert results == whole, (nth, results and results[0][0]["text"][:200])
+            wait_for("idle node", node.idle, 15)
+
+
 def test_store_at_every_point():
     """The store killed or stopped after each single store into its table, from the first to far into the work."""
     whole = expected()
