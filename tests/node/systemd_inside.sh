@@ -23,6 +23,9 @@ T
 chmod 0644 /etc/hearth/node.toml
 systemd-sysusers /mnt/hearth.sysusers
 systemd-tmpfiles --create /mnt/hearth.tmpfiles
+# The other place for shared memory that docs/operations.md names.
+mkdir /var/lib/hearth/shm
+mount -t tmpfs -o size=1G,mode=0770,uid=hearth,gid=hearth tmpfs /var/lib/hearth/shm
 cat >/etc/systemd/system/checks.service <<'T'
 [Unit]
 DefaultDependencies=no
