@@ -786,6 +786,34 @@ TEST_F(StoreTest, StoppingIsQuickWithAnOpenAttach) {
   EXPECT_TRUE(Eventually(3, [&] { return client->View().attached; }));
 }
 
+TEST_F(StoreTest, StoppingUnderCallsEndsCleanly) {
+  for (int round = 0; round < 3; ++round) {
+    SCOPED_TRACE(round);
+    StartStore();
+    std::atomic<bool> done{false};
+    std::atomic<int> answered{0};
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 4; ++i) {
+      callers.emplace_back([&, i, round] {
+        v1::AttachRequest::Hello hello;
+        hello.set_kind(v1::WORKER_KIND_DECODE);
+        hello.set_name(absl::StrCat("decode.", i));
+        hello.set_attempt(1);
+        RawStream stream(Socket(), hello);
+        v1::PagesResponse rows;
+        while (!done) answered += stream.Alloc({static_cast<uint64_t>(i), static_cast<uint64_t>(round) + 1}, 0, 1, &rows) == grpc::StatusCode::OK ? 1 : 0;
+      });
+    }
+    EXPECT_TRUE(Eventually(5, [&] { return answered > 100; }));
+    const int64_t start = MonotonicNowNs();
+    store_->Signal(SIGTERM);
+    EXPECT_EQ(store_->Wait(3), 0);
+    EXPECT_LT(SecondsSince(start), 1.5);
+    done = true;
+    for (std::thread& caller : callers) caller.join();
+  }
+}
+
 TEST_F(StoreTest, StoppingWhileLoadingLeavesNothing) {
   for (const int delay_ms : {20, 40, 60}) {
     store_ = Launch();
