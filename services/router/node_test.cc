@@ -289,6 +289,22 @@ TEST(ModelTest, RequestsOfAModelThatWasReplacedEndBeforeATokenAndRunningOnesEndU
   EXPECT_EQ(running.Read().text(), "Once upon a time");
 }
 
+// The router hears of the switch before a worker does: what is for the new weights waits for it, and never runs on the old ones.
+TEST(ModelTest, RequestsOfTheNewModelWaitForAWorkerThatHasIt) {
+  TestNode node;
+  node.store.SetView(FakeStore::ReadyView(kOldGeneration, kOldModel, ModelDir()));
+  node.WaitReady();
+  node.store.SetView(FakeStore::ReadyView(kNewGeneration, kNewModel, OtherModelDir()));
+  TestClient client(node.address());
+  client.Post("/v1/completions", Json{{"prompt", "Once"}, {"max_tokens", 2}}.dump());
+  ASSERT_TRUE(WaitFor([&] { return node.Metric("hearth_streams{state=\"queued\"}") == 1; }));
+  absl::SleepFor(absl::Milliseconds(300));
+  EXPECT_TRUE(node.decode->calls().empty());
+  node.decode->SetScript({3 + 'h', 3 + 'o'});
+  node.decode->SetGeneration(kNewGeneration);
+  EXPECT_EQ(client.Read().json()["choices"][0]["text"], "ho");
+}
+
 // The worker has newer weights than the router knows of when it sends the stream: `started` tells.
 TEST(ModelTest, WhatRunsOnOtherWeightsThanItsTokensAreForIsEnded) {
   TestNode node;
@@ -400,6 +416,8 @@ TEST_F(GrpcTest, GenerateAndChat) {
   request.mutable_options()->set_logprobs(true);
   request.mutable_options()->set_top_logprobs(2);
   request.mutable_options()->set_n(2);
+  request.set_request_id("two\nlines");
+  EXPECT_FALSE(stub_->Generate(std::make_unique<grpc::ClientContext>().get(), request)->Finish().ok()) << "ids go into log lines";
   request.set_request_id("mine");
   auto reader = stub_->Generate(&context, request);
   v1::GenerateEvent event;
