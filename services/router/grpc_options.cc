@@ -1,5 +1,7 @@
 #include "services/router/grpc_options.h"
 
+#include <algorithm>
+
 #include "common/base/time.h"
 #include "services/router/api_error.h"
 #include "services/router/openai/parse_completion.h"
@@ -30,7 +32,9 @@ absl::StatusOr<Json> OptionsJson(const v1::GenerationOptions& options) {
 }
 
 absl::Status SetId(const std::string& wanted, Request* request) {
-  if (wanted.size() > 64) return FieldError("request_id", "'request_id' may have at most 64 characters");
+  // It goes into log lines and headers as it is.
+  const bool fits = wanted.size() <= 64 && std::all_of(wanted.begin(), wanted.end(), [](char c) { return c > ' ' && c <= '~'; });
+  if (!fits) return FieldError("request_id", "'request_id' may have at most 64 characters, all of them visible ASCII");
   if (!wanted.empty()) request->id = wanted;
   return absl::OkStatus();
 }

@@ -1,5 +1,6 @@
 #include "services/router/grpc_service.h"
 
+#include <algorithm>
 #include <deque>
 #include <utility>
 
@@ -11,6 +12,8 @@
 
 namespace hearth::router {
 namespace {
+
+constexpr size_t kUnsentBytesMax = 8 << 20;  // as over HTTP: a client that takes nothing is dropped
 
 absl::StatusOr<int32_t> CheckKey(const ApiKeys& keys, const grpc::CallbackServerContext& context) {
   const auto at = context.client_metadata().find("authorization");
@@ -58,7 +61,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
     event.set_choice(choice);
     event.mutable_finished()->set_reason(FinishReasonName(reason));
     event.mutable_finished()->set_stop_string(stop_string);
-    if (request_->ended()) {
+    if (++finished_choices_ == request_->streams.size()) {
       const Usage usage = request_->usage();
       auto* out = event.mutable_finished()->mutable_usage();
       out->set_prompt_tokens(usage.prompt_tokens);
@@ -75,7 +78,6 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
     parts_.loop->Post([self = shared_from_this(), ok] {
       self->writing_ = false;
       if (!ok) {
-        self->queue_.clear();
         self->ClientGone();
       }
       self->Write();
@@ -126,6 +128,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
     }
     if (request_) request_->sink = nullptr;
     queue_.clear();
+    queued_bytes_ = 0;
     if (!end_) End(absl::CancelledError("cancelled by the client"));
   }
 
@@ -139,7 +142,12 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
 
   void Push(v1::GenerateEvent event) {
     if (gone_ || end_) return;
+    queued_bytes_ += event.ByteSizeLong();
     queue_.push_back(std::move(event));
+    if (queued_bytes_ > kUnsentBytesMax) {
+      context_->TryCancel();  // nobody reads: what is to come would only pile up here
+      return ClientGone();
+    }
     Write();
   }
 
@@ -157,6 +165,7 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
       writing_ = true;
       current_ = std::move(queue_.front());
       queue_.pop_front();
+      queued_bytes_ -= current_.ByteSizeLong();
       StartWrite(&current_);
     } else if (end_) {
       finished_ = true;
@@ -174,6 +183,8 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
   bool writing_ = false;
   bool finished_ = false;
   bool gone_ = false;
+  size_t finished_choices_ = 0;
+  size_t queued_bytes_ = 0;
 };
 
 // Runs `work` on the loop and finishes the call with its status.
@@ -246,6 +257,10 @@ grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext
 
 grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request, v1::DetokenizeResponse* reply) {
   return UnaryWithModel(parts_, context, [request, reply](const ModelInfo& info) -> absl::Status {
+    const int32_t known = std::max(info.vocab_size, info.tokenizer->vocab_size());
+    for (const int32_t id : request->ids()) {
+      if (id < 0 || id >= known) return FieldError("ids", absl::StrCat("'ids' holds the token id ", id, ": this model's ids are 0 to ", known - 1));
+    }
     reply->set_text(info.tokenizer->Decode({request->ids().begin(), request->ids().end()}, false));
     return absl::OkStatus();
   });

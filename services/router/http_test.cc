@@ -308,6 +308,26 @@ TEST(HttpTest, ExpectContinueAndHttp10) {
   EXPECT_TRUE(answer.done());
 }
 
+TEST(HttpTest, EveryPipelinedRequestIsAnsweredThoughTheClientHasClosedItsSide) {
+  TestNode node;
+  TestClient client(node.address());
+  const std::string body = PromptBody({}).dump();
+  std::string all;
+  for (int i = 0; i < 4; ++i) all += absl::StrCat("POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: ", body.size(), "\r\n\r\n", body);
+  client.Send(all + "POST /v1/completions HTTP/1.1\r\nContent-Le");  // and a piece that never becomes one
+  client.HalfClose();
+  for (int i = 0; i < 4; ++i) EXPECT_EQ(client.Read().status, 200) << i;
+  EXPECT_TRUE(client.ClosedByServer(absl::Seconds(2)));
+}
+
+TEST(HttpTest, ForeignTransferCodingsEndTheConnection) {
+  TestNode node;
+  TestClient client(node.address());
+  client.Send("POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: gzip\r\n\r\nGET /v1/models HTTP/1.1\r\n\r\n");
+  EXPECT_EQ(client.Read().status, 501);
+  EXPECT_TRUE(client.ClosedByServer(absl::Seconds(2))) << "the bytes behind it are no request";
+}
+
 TEST(HttpTest, CommentsKeepASilentStreamAlive) {
   TestNode node;
   node.decode->hold_at = 0;

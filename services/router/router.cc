@@ -233,13 +233,12 @@ void Router::Drain() {
 
 void Router::UpdateReadiness() {
   const HealthView health = health_->Check();
-  if (grpc_ != nullptr) {
-    if (auto* service = grpc_->GetHealthCheckService()) {
+  if (health.ready != was_ready_) {
+    // Only what has changed: each setting is sent to every watcher.
+    if (auto* service = grpc_ == nullptr ? nullptr : grpc_->GetHealthCheckService()) {
       service->SetServingStatus(health.ready);
       service->SetServingStatus("hearth.v1.Inference", health.ready);
     }
-  }
-  if (health.ready != was_ready_) {
     was_ready_ = health.ready;
     if (const auto permit = LogAllowed("readiness", 10)) spdlog::info("{}", health.ready ? "ready" : "not ready: " + health.reason);
   }

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -86,7 +87,7 @@ class Router {
   std::unique_ptr<grpc::Server> admin_;
   std::vector<std::string> grpc_addresses_;
   std::shared_ptr<void> readiness_timer_;
-  bool was_ready_ = false;
+  std::optional<bool> was_ready_;  // as last said to the watchers
   std::thread thread_;
 };
 

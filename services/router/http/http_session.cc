@@ -155,6 +155,11 @@ void HttpSession::Parse() {
       OnParseError(error);
       return;
     }
+    if (parser_->is_header_done() && HasForeignCoding()) {
+      // Its bytes can't be told from the next request's.
+      OnParseError(http::error::bad_transfer_encoding);
+      return;
+    }
     if (parser_->is_done()) {
       Handle();
       return;
@@ -167,6 +172,11 @@ void HttpSession::Parse() {
   }
 }
 
+bool HttpSession::HasForeignCoding() {
+  const auto coding = parser_->get()[http::field::transfer_encoding];
+  return !coding.empty() && !absl::EqualsIgnoreCase(Sv(std::string(coding)), "chunked");
+}
+
 void HttpSession::OnParseError(const boost::system::error_code& error) {
   keep_alive_ = false;
   http10_ = false;
@@ -177,6 +187,8 @@ void HttpSession::OnParseError(const boost::system::error_code& error) {
                                                                                     options_->max_body_bytes))));
   } else if (error == http::error::header_limit) {
     Reply(options_->render_error(HttpError(431, "headers_too_large", absl::StrFormat("the request's headers are larger than %d bytes", kHeaderBytesMax))));
+  } else if (error == http::error::bad_transfer_encoding) {
+    Reply(options_->render_error(HttpError(501, "unsupported_transfer_encoding", "of the transfer codings only \"chunked\" is taken: send the body as it is")));
   } else {
     Reply(options_->render_error(HttpError(400, "bad_http", "this is no HTTP/1.1 request: " + error.message())));
   }
@@ -258,7 +270,8 @@ void HttpSession::EndEvents() {
 void HttpSession::AnswerDone() {
   on_gone_ = nullptr;
   timer_.cancel();
-  if (!keep_alive_ || peer_closed_ || draining_) {
+  // A client that has sent all its requests and closed its side still waits for the answers.
+  if (!keep_alive_ || draining_ || (peer_closed_ && input_.empty())) {
     CloseGently();
     return;
   }
@@ -270,6 +283,11 @@ void HttpSession::AnswerDone() {
     if (self->phase_ != Phase::kReading) return;
     if (!self->input_.empty()) self->ExpectRest(self->input_.size());
     self->Parse();
+    if (self->peer_closed_) {
+      // Nothing more comes: the end of half a request, or a look now and then at a client whose next request is answered.
+      if (self->phase_ == Phase::kReading) return self->CloseGently();
+      if (self->phase_ != Phase::kClosed) self->OnPeerClosed();
+    }
     self->Read();
   });
 }

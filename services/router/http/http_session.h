@@ -39,6 +39,8 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void Parse();
   void ExpectRest(size_t bytes);
   void OnParseError(const boost::system::error_code& error);
+  // The body comes in a transfer coding other than "chunked".
+  bool HasForeignCoding();
   void Handle();
   void NewParser();
 
