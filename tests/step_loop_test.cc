@@ -19,7 +19,7 @@ namespace {
 class CountingPageStore : public PageStore {
  public:
   absl::StatusOr<std::vector<PageRef>> Match(const Hash128&, const std::vector<int32_t>&) override { return std::vector<PageRef>(); }
-  absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128&, int32_t first, int32_t count) override {
+  absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128&, int32_t first, int32_t count, int32_t) override {
     std::vector<PageRef> rows;
     for (int32_t i = 0; i < count; ++i) rows.push_back({first + i, next_++, false});
     return rows;

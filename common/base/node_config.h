@@ -55,7 +55,7 @@ struct NodeConfig {
   int64_t chunked_prefill_max_tokens = 2048; // uncached prompts up to this go to decode as chunked prefill, longer ones to prefill
   int64_t drain_ms = 20'000;                 // on stop: running streams may finish for so long
   int64_t keep_alive_ms = 120'000;           // idle HTTP connections
-  int64_t max_tokens_default = 0;            // completions without max_tokens: 0 = up to the context
+  int64_t max_tokens_default = 0;            // requests without max_tokens: 0 = up to the context
 
   std::string source_path;                   // where it was read from
 

@@ -21,13 +21,9 @@ class PageStore {
   virtual ~PageStore() = default;
   // Each waits for the store at most about a second, then Unavailable: the caller goes on with what it has and asks again.
   virtual absl::StatusOr<std::vector<PageRef>> Match(const Hash128& request, const std::vector<int32_t>& token_ids) = 0;
-  // Rows for [first_index, first_index + count), ascending. All or nothing: ResourceExhausted when the pool can't give them all.
-  virtual absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128& request, int32_t first_index, int32_t count) = 0;
-  // The same, but where the pool can't give all, `at_least` of them will do (0: all), from first_index on without a gap. A store that knows
-  // no such thing gives all or nothing.
-  virtual absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128& request, int32_t first_index, int32_t count, int32_t /*at_least*/) {
-    return Alloc(request, first_index, count);
-  }
+  // Rows for [first_index, first_index + count), ascending. Where the pool can't give all, `at_least` of them will do (0: all), from
+  // first_index on without a gap; ResourceExhausted when it can't give those either.
+  virtual absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128& request, int32_t first_index, int32_t count, int32_t at_least = 0) = 0;
   virtual absl::Status Seal(const Hash128& request, const std::vector<int32_t>& indexes) = 0;
   virtual absl::Status Offer(const Hash128& request) = 0;
   // Empty: nothing is left of the stream. FailedPrecondition: a living worker holds it.

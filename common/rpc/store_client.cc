@@ -108,10 +108,6 @@ class StoreClientImpl final : public StoreClient {
     return PagesCall(&v1::Store::Stub::Match, request, message);
   }
 
-  absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128& request, int32_t first_index, int32_t count) override {
-    return Alloc(request, first_index, count, 0);
-  }
-
   absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128& request, int32_t first_index, int32_t count, int32_t at_least) override {
     v1::AllocRequest message;
     message.set_request_id(ToBytes(request));

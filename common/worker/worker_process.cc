@@ -149,8 +149,13 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
             control->ForLoop([](StreamLoop& loop) { loop.Stop(); });
           },
   });
-  NotifyStatus("waiting for the weight store");
-  const absl::StatusOr<Hash128> generation = store->WaitForGeneration([] { return StopRequested(); }, INT64_MAX);
+  // It answers Status and Continue from here on, if only with "not yet": what starts behind it need not wait for the weights.
+  NotifyReady("waiting for the weight store");
+  const auto stopped = [] {
+    NotifyWatchdog();
+    return StopRequested();
+  };
+  const absl::StatusOr<Hash128> generation = store->WaitForGeneration(stopped, INT64_MAX);
   if (!generation.ok()) return StopRequested() ? kExitOk : fail(generation.status(), kExitFailure);
 
   absl::StatusOr<Engine> engine = MakeEngine(*config, kind, *isa, *generation, *store);
@@ -161,7 +166,7 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   service.SetReady({engine->loop, *generation, engine->device->caps().description, engine->device->caps().numerics, {}});
   spdlog::info("ready: generation {}, {}, {} after start", generation->ToHex().substr(0, 8), engine->device->caps().description,
                HumanDuration(static_cast<double>(MonotonicNowNs() - started_ns) / 1e9));
-  NotifyReady("serving");
+  NotifyStatus("serving");
 
   // The watchdog is fed by the main thread only while the loop makes rounds or is idle: a wedged loop is restarted by the service manager.
   std::unique_ptr<HostSignal> done = engine->device->MakeSignal();

@@ -402,10 +402,10 @@ GenerationPtr Generations::Newest() const {
   return generations_.empty() ? nullptr : generations_.back();
 }
 
-GenerationPtr Generations::ForNewWorker() const {
+GenerationPtr Generations::ForNewWorker(LeaseKind kind) const {
   const std::vector<GenerationPtr> all = All();
   for (const GenerationPtr& generation : all) {
-    if (generation->pages->HasStreams()) return generation;
+    if (kind == LeaseKind::kDecode && generation->pages->HasStreams()) return generation;
   }
   // What only waits for its last worker to leave takes no new one.
   return all.empty() || all.back()->superseded ? nullptr : all.back();

@@ -69,7 +69,9 @@ class Generations {
 
   GenerationPtr Find(const Hash128& id) const;
   GenerationPtr Newest() const;        // null: none is READY
-  GenerationPtr ForNewWorker() const;  // the oldest with streams, else the newest; null: wait for the next
+  // Decode: the oldest generation with streams, which only it can end; prefill, and decode where no streams are: the newest. Null: wait for the
+  // next.
+  GenerationPtr ForNewWorker(LeaseKind kind) const;
   std::vector<GenerationPtr> All() const;  // oldest first
   LoadState loading() const;
   bool draining() const { return draining_.load(); }

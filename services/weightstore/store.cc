@@ -149,7 +149,7 @@ absl::Status Store::ReleaseName(const Session& session) {
 
 absl::Status Store::GiveLease(Session* session) {
   while (true) {
-    const GenerationPtr generation = generations_.ForNewWorker();
+    const GenerationPtr generation = generations_.ForNewWorker(session->spec.kind);
     if (generation == nullptr) return absl::OkStatus();  // waits
     RETURN_IF_ERROR(generation->pages->MakeLease(session->lease_id, session->spec));
     // It may have been retired between the choice and the lease. Found after it, it has the lease, and RetireIdle sees that.

@@ -28,7 +28,9 @@ class ForwardingStore final : public StoreClient {
   absl::StatusOr<Hash128> WaitForGeneration(const std::function<bool()>& stopped, int64_t deadline) override { return store_->WaitForGeneration(stopped, deadline); }
   absl::StatusOr<int32_t> Peek(const Hash128& generation, const std::vector<int32_t>& ids) override { return store_->Peek(generation, ids); }
   absl::StatusOr<std::vector<PageRef>> Match(const Hash128& r, const std::vector<int32_t>& ids) override { return store_->Match(r, ids); }
-  absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128& r, int32_t first, int32_t count) override { return store_->Alloc(r, first, count); }
+  absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128& r, int32_t first, int32_t count, int32_t at_least) override {
+    return store_->Alloc(r, first, count, at_least);
+  }
   absl::Status Seal(const Hash128& r, const std::vector<int32_t>& indexes) override { return store_->Seal(r, indexes); }
   absl::Status Offer(const Hash128& r) override { return store_->Offer(r); }
   absl::StatusOr<std::vector<PageRef>> Take(const Hash128& r) override { return store_->Take(r); }

@@ -37,7 +37,7 @@ class FakeStore final : public StoreClient {
   absl::StatusOr<Hash128> WaitForGeneration(const std::function<bool()>&, int64_t) override { return generation_; }
   absl::StatusOr<int32_t> Peek(const Hash128&, const std::vector<int32_t>&) override { return peek.load(); }
   absl::StatusOr<std::vector<PageRef>> Match(const Hash128&, const std::vector<int32_t>&) override { return Refused(); }
-  absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128&, int32_t, int32_t) override { return Refused(); }
+  absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128&, int32_t, int32_t, int32_t) override { return Refused(); }
   absl::Status Seal(const Hash128&, const std::vector<int32_t>&) override { return Refused(); }
   absl::Status Offer(const Hash128&) override { return Refused(); }
   absl::StatusOr<std::vector<PageRef>> Take(const Hash128&) override { return Refused(); }
