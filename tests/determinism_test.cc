@@ -48,7 +48,11 @@ class Determinism : public ::testing::TestWithParam<Case> {
   // parallel_work_min = 0: even this small a model goes through all threads.
   std::unique_ptr<ModelHarness> Make(int threads) {
     const std::string dir = std::string(GetParam().model) == "synth" ? SynthDir() : SourceDir() + "/deploy/models/fable-moe";
-    auto made = ModelHarness::Make(dir, {.device = {.isa = GetParam().isa, .num_threads = threads, .num_pools = GetParam().shards, .activation_terms = GetParam().terms, .parallel_work_min = 0},
+    auto made = ModelHarness::Make(dir, {.device = {.isa = GetParam().isa,
+                                                    .num_threads = threads,
+                                                    .num_pools = GetParam().shards,
+                                                    .activation_terms = GetParam().terms,
+                                                    .parallel_work_min = 0},
                                          .num_shards = GetParam().shards});
     EXPECT_TRUE(made.ok()) << made.status();
     return made.ok() ? *std::move(made) : nullptr;
@@ -195,7 +199,8 @@ std::vector<Case> Cases() {
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Determinism, ::testing::ValuesIn(Cases()), [](const auto& info) {
-  return std::string(info.param.model) + "_" + std::string(IsaName(info.param.isa)) + "_" + std::to_string(info.param.shards) + "shards" + (info.param.terms == 1 ? "" : "_2terms");
+  return std::string(info.param.model) + "_" + std::string(IsaName(info.param.isa)) + "_" + std::to_string(info.param.shards) + "shards" +
+         (info.param.terms == 1 ? "" : "_2terms");
 });
 
 }  // namespace

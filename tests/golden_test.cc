@@ -77,7 +77,8 @@ class FableMoe : public ::testing::TestWithParam<Path> {
  protected:
   void SetUp() override {
     golden_ = ReadJson(Golden("golden.json"));
-    auto made = ModelHarness::Make(SourceDir() + "/deploy/models/fable-moe", {.device = {.isa = GetParam().isa, .activation_terms = GetParam().terms}});
+    auto made =
+        ModelHarness::Make(SourceDir() + "/deploy/models/fable-moe", {.device = {.isa = GetParam().isa, .activation_terms = GetParam().terms}});
     ASSERT_TRUE(made.ok()) << made.status();
     harness_ = *std::move(made);
   }
@@ -169,7 +170,8 @@ TEST_P(FableMoe, HiddenNormsAndExperts) {
       same += equal;
       ++total;
       if (!equal) {
-        widest_margin = std::max(widest_margin, reference["router_margin"][static_cast<size_t>(layer - 1)][static_cast<size_t>(position)].get<double>());
+        widest_margin =
+            std::max(widest_margin, reference["router_margin"][static_cast<size_t>(layer - 1)][static_cast<size_t>(position)].get<double>());
       }
     }
   };
@@ -238,7 +240,8 @@ TEST_P(FableMoe, PerplexityOfHeldOutText) {
   const size_t rows = GetParam().isa == Isa::kScalar ? (two_terms() ? 3 : 8) : 24;  // seconds each
   double ours = 0, theirs = 0;
   for (size_t row = 0; row < rows; ++row) {
-    const std::vector<int32_t> ids(tokens.begin() + static_cast<int64_t>(row * row_tokens), tokens.begin() + static_cast<int64_t>((row + 1) * row_tokens));
+    const std::vector<int32_t> ids(tokens.begin() + static_cast<int64_t>(row * row_tokens),
+                                   tokens.begin() + static_cast<int64_t>((row + 1) * row_tokens));
     harness_->Reset();
     TestStream stream = harness_->NewStream(static_cast<int64_t>(row_tokens));
     auto logits = harness_->Feed(Form::kPrefill, stream, {ids.begin(), ids.end() - 1}, 128, true);
@@ -314,8 +317,9 @@ TEST_P(Oracle, MeetsTheBars) {
     if (path.terms == 2) {
       EXPECT_EQ(tokens, std::vector<int32_t>(expected.begin(), expected.begin() + 8)) << ids.size() << " tokens";
     } else if (differs < 8) {
-      std::printf("[ measured ] %-22s %-17s after %zu tokens, greedy token %d differs; the reference's gap is %.5f\n", GetParam().family, NameOf(path).c_str(),
-                  ids.size(), static_cast<int>(differs), prompt["greedy_gap_to_second"][static_cast<size_t>(differs)].get<double>());
+      std::printf("[ measured ] %-22s %-17s after %zu tokens, greedy token %d differs; the reference's gap is %.5f\n", GetParam().family,
+                  NameOf(path).c_str(), ids.size(), static_cast<int>(differs),
+                  prompt["greedy_gap_to_second"][static_cast<size_t>(differs)].get<double>());
     }
   }
   std::printf("[ measured ] %-22s %-17s worst last position %.6f\n", GetParam().family, NameOf(path).c_str(), worst_last);

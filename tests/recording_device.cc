@@ -159,7 +159,8 @@ class RecordingOps : public Ops {
     Add(s, "mla_rope_query", absl::StrCat("heads=", a.heads, " ", Rows(a.sequences, a.num_sequences)), CostOf(a));
   }
   void MlaAttention(Stream& s, const MlaAttentionArgs& a) override {
-    Add(s, "mla_attention", absl::StrCat(FormName(a.form), " layer=", a.layer, " heads=", a.heads, " ", Rows(a.sequences, a.num_sequences)), CostOf(a));
+    Add(s, "mla_attention", absl::StrCat(FormName(a.form), " layer=", a.layer, " heads=", a.heads, " ", Rows(a.sequences, a.num_sequences)),
+        CostOf(a));
   }
   // The one op whose result steers what comes after: ids are drawn from the seed, ascending, with even weights.
   void Gate(Stream& s, const GateArgs& a) override {
@@ -178,7 +179,9 @@ class RecordingOps : public Ops {
     Add(s, "gate", absl::StrCat("m=", a.m, " experts=", a.params.num_experts, " chosen=", ids), CostOf(a));
   }
   void Experts(Stream& s, const ExpertsArgs& a) override {
-    Add(s, "experts", absl::StrCat(FormName(a.form), " layer=", a.layer, " m=", a.m, " top_k=", a.top_k, " of ", a.num_experts, " shards=", a.num_shards), CostOf(a));
+    Add(s, "experts",
+        absl::StrCat(FormName(a.form), " layer=", a.layer, " m=", a.m, " top_k=", a.top_k, " of ", a.num_experts, " shards=", a.num_shards),
+        CostOf(a));
   }
   // Zeros: who asked for a result gets one of the right size.
   void ToHost(Stream& s, const ToHostArgs& a) override {
@@ -216,10 +219,10 @@ class RecordingDeviceImpl : public RecordingDevice {
   const DeviceCaps& caps() const override { return caps_; }
   Ops& ops() override { return ops_; }
   std::vector<std::string> Lines() const override { return ops_.lines(); }
-  absl::StatusOr<Buffer> Allocate(size_t bytes) override { 
+  absl::StatusOr<Buffer> Allocate(size_t bytes) override {
     void* data = std::calloc(std::max<size_t>(bytes, 1), 1);
     return Buffer(data, bytes, [data] { std::free(data); });
-   }
+  }
   std::unique_ptr<Stream> MakeStream(std::string name) override { return std::make_unique<RecordingStream>(std::move(name)); }
   std::unique_ptr<Event> MakeEvent() override { return std::make_unique<RecordingEvent>(); }
   std::unique_ptr<Actor> Spawn(std::string, std::function<void()> body) override { return std::make_unique<RecordingActor>(baton_, std::move(body)); }

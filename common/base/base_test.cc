@@ -100,7 +100,8 @@ TEST(Logging, StormIsCounted) {
 }
 
 TEST(NodeConfig, DefaultsAndOverrides) {
-  const auto config = ParseNodeConfig("[model]\npath = \"/models/fable-moe/\"\n[decode]\nmax_batch = 3\n[router]\nhttp_listen = \"[::1]:9\"", "node.toml");
+  const auto config =
+      ParseNodeConfig("[model]\npath = \"/models/fable-moe/\"\n[decode]\nmax_batch = 3\n[router]\nhttp_listen = \"[::1]:9\"", "node.toml");
   ASSERT_TRUE(config.ok()) << config.status();
   EXPECT_EQ(config->model_name, "fable-moe");
   EXPECT_EQ(config->max_batch, 3);

@@ -4,10 +4,10 @@
 #include <cstdio>
 #include <cstdlib>
 
-#define HEARTH_CHECK(condition)                                                                   \
-  do {                                                                                            \
-    if (!(condition)) {                                                                           \
+#define HEARTH_CHECK(condition)                                                                     \
+  do {                                                                                              \
+    if (!(condition)) {                                                                             \
       std::fprintf(stderr, "%s:%d: invariant does not hold: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                               \
-    }                                                                                             \
+      std::abort();                                                                                 \
+    }                                                                                               \
   } while (false)

@@ -54,7 +54,7 @@ uint8_t FloatToF8E4M3(float x) {
   if (std::isnan(x)) return sign | 0x7f;
   if (a >= 448.0f) return sign | 0x7e;
   int exponent;
-  std::frexp(a, &exponent);                          // a = f * 2^exponent, f in [0.5, 1)
+  std::frexp(a, &exponent);                                     // a = f * 2^exponent, f in [0.5, 1)
   const int scale = exponent - 1 < -6 ? -9 : exponent - 1 - 3;  // the step between neighbours is 2^scale
   const float steps = std::nearbyint(std::ldexp(a, -scale));    // nearest even in the default rounding mode
   const float rounded = std::ldexp(steps, scale);

@@ -1,5 +1,6 @@
 #include "common/base/node_config.h"
 
+#include <toml++/toml.h>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -7,7 +8,6 @@
 #include <map>
 #include <set>
 #include <sstream>
-#include <toml++/toml.h>
 #include <variant>
 
 #include "absl/strings/str_format.h"
@@ -157,9 +157,9 @@ absl::StatusOr<NodeConfig> ParseNodeConfig(std::string_view toml_text, std::stri
       if (key == table_keys->second.end()) {
         std::vector<std::string> names;
         for (const auto& [name, k] : table_keys->second) names.push_back(name);
-        return Bad(source_path, node.source(),
-                   absl::StrCat("unknown key '", table_text, ".", std::string(key_name.str()), "': [", table_text, "] has ",
-                                absl::StrJoin(names, ", ")));
+        return Bad(
+            source_path, node.source(),
+            absl::StrCat("unknown key '", table_text, ".", std::string(key_name.str()), "': [", table_text, "] has ", absl::StrJoin(names, ", ")));
       }
       RETURN_IF_ERROR(Assign(key->second, node, source_path));
     }
@@ -170,7 +170,8 @@ absl::StatusOr<NodeConfig> ParseNodeConfig(std::string_view toml_text, std::stri
 }
 
 absl::StatusOr<NodeConfig> ReadNodeConfig(const std::string& path) {
-  if (std::filesystem::is_directory(path)) return absl::InvalidArgumentError(absl::StrCat(path, ": is a directory; --config wants the file node.toml"));
+  if (std::filesystem::is_directory(path))
+    return absl::InvalidArgumentError(absl::StrCat(path, ": is a directory; --config wants the file node.toml"));
   std::ifstream in(path);
   if (!in) return absl::NotFoundError(absl::StrCat(path, ": cannot be read (", strerror(errno), "); give --config, or copy deploy/node.toml there"));
   std::stringstream text;

@@ -13,53 +13,53 @@ namespace hearth {
 
 struct NodeConfig {
   // [node]
-  std::string node_name = "main";            // names the regions and sockets; [a-z0-9_-]
-  std::string runtime_dir = "/run/hearth";   // Unix sockets
-  std::string shm_dir = "/dev/shm";          // a tmpfs or hugetlbfs for weights and KV
+  std::string node_name = "main";           // names the regions and sockets; [a-z0-9_-]
+  std::string runtime_dir = "/run/hearth";  // Unix sockets
+  std::string shm_dir = "/dev/shm";         // a tmpfs or hugetlbfs for weights and KV
   std::string log_level = "info";
   // BF16 terms of matrix inputs and KV: 2 keeps 16 bits of mantissa and all expert choices of an F32 run, 1 is plain BF16: faster, half the KV (ADR 0006).
   int64_t activation_terms = 2;
 
   // [model]
-  std::string model_path;                    // Hugging Face directory; required
-  std::string model_name;                    // as clients call it; default: the directory's name
-  bool model_name_is_default = true;         // not a key: after `hearth load` a default name follows the new directory
+  std::string model_path;             // Hugging Face directory; required
+  std::string model_name;             // as clients call it; default: the directory's name
+  bool model_name_is_default = true;  // not a key: after `hearth load` a default name follows the new directory
 
   // [weightstore]
-  int64_t numa_shards = 0;                   // 0: one per NUMA node with memory; more pretends a topology
-  int64_t load_threads = 0;                  // 0: as many as cores, but 8 to 16
-  int64_t kv_pool_bytes = 0;                 // 0: kv_pool_tokens decides
-  int64_t kv_pool_tokens = 0;                // 0: batch x context, at least 32768 tokens
-  int64_t orphan_grace_ms = 60'000;          // pages of a stream whose worker died wait so long for the next one
-  bool reuse_decoded_pages = true;           // false: prefix hits only on pages that the prefill form wrote throughout (tests that compare texts)
+  int64_t numa_shards = 0;           // 0: one per NUMA node with memory; more pretends a topology
+  int64_t load_threads = 0;          // 0: as many as cores, but 8 to 16
+  int64_t kv_pool_bytes = 0;         // 0: kv_pool_tokens decides
+  int64_t kv_pool_tokens = 0;        // 0: batch x context, at least 32768 tokens
+  int64_t orphan_grace_ms = 60'000;  // pages of a stream whose worker died wait so long for the next one
+  bool reuse_decoded_pages = true;   // false: prefix hits only on pages that the prefill form wrote throughout (tests that compare texts)
 
   // [prefill]
   int64_t prefill_instances = 1;
-  int64_t prefill_threads = 0;               // 0: as many as cores
+  int64_t prefill_threads = 0;  // 0: as many as cores
   int64_t prefill_chunk_tokens = 512;
 
   // [decode]
   int64_t decode_instances = 1;
   int64_t decode_threads = 0;
-  int64_t max_batch = 6;                     // streams in a step
-  int64_t chunk_tokens = 64;                 // of a chunked prefill between two steps
-  std::string isa = "auto";                  // scalar, avx2, avx512, avx512bf16: forced for both kinds of worker
+  int64_t max_batch = 6;      // streams in a step
+  int64_t chunk_tokens = 64;  // of a chunked prefill between two steps
+  std::string isa = "auto";   // scalar, avx2, avx512, avx512bf16: forced for both kinds of worker
 
   // [router]
   std::vector<std::string> http_listen = {"localhost:8080"};  // host:port, [v6]:port; "localhost" means both families
   std::vector<std::string> grpc_listen = {"localhost:8081"};
-  std::string api_key_file;                  // one key a line; empty: no key is asked for
+  std::string api_key_file;                                                                          // one key a line; empty: no key is asked for
   std::vector<std::string> cors_origins = {"http://localhost", "http://127.0.0.1", "http://[::1]"};  // any port of these; "*" = all
-  int64_t max_queue = 256;                   // requests waiting; more are refused with 429
+  int64_t max_queue = 256;                                                                           // requests waiting; more are refused with 429
   int64_t max_body_bytes = 8 * 1024 * 1024;
-  int64_t chunked_prefill_max_tokens = 2048; // uncached prompts up to this go to decode as chunked prefill, longer ones to prefill
-  int64_t drain_ms = 20'000;                 // on stop: running streams may finish for so long
-  int64_t keep_alive_ms = 120'000;           // idle HTTP connections
-  int64_t max_tokens_default = 0;            // requests without max_tokens: 0 = up to the context
+  int64_t chunked_prefill_max_tokens = 2048;  // uncached prompts up to this go to decode as chunked prefill, longer ones to prefill
+  int64_t drain_ms = 20'000;                  // on stop: running streams may finish for so long
+  int64_t keep_alive_ms = 120'000;            // idle HTTP connections
+  int64_t max_tokens_default = 0;             // requests without max_tokens: 0 = up to the context
 
-  std::string source_path;                   // where it was read from
+  std::string source_path;  // where it was read from
 
-  std::string StoreSocket() const;                                     // unix path
+  std::string StoreSocket() const;                                       // unix path
   std::string WorkerSocket(std::string_view kind, int64_t index) const;  // kind: "prefill", "decode"
   std::string RouterAdminSocket() const;
 };

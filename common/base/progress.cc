@@ -17,7 +17,8 @@ std::string FormatProgress(uint64_t done_bytes, uint64_t total_bytes, double byt
     bar = absl::StrCat("[", std::string(static_cast<size_t>(filled), '#'), std::string(static_cast<size_t>(kBarWidth - filled), '.'), "] ");
   }
   return absl::StrFormat("%s%3.0f %%  %s of %s, %.2f GB/s%s", bar, fraction * 100, HumanBytes(static_cast<double>(done_bytes)),
-                         HumanBytes(static_cast<double>(total_bytes)), bytes_per_second * 1e-9, eta_seconds > 0 ? absl::StrCat(", ", HumanDuration(eta_seconds), " left") : "");
+                         HumanBytes(static_cast<double>(total_bytes)), bytes_per_second * 1e-9,
+                         eta_seconds > 0 ? absl::StrCat(", ", HumanDuration(eta_seconds), " left") : "");
 }
 
 }  // namespace hearth

@@ -23,13 +23,13 @@ inline absl::Status Annotate(const absl::Status& status, std::string_view contex
 #define HEARTH_CONCAT_INNER(a, b) a##b
 #define HEARTH_CONCAT(a, b) HEARTH_CONCAT_INNER(a, b)
 
-#define RETURN_IF_ERROR(expr)                        \
-  do {                                               \
+#define RETURN_IF_ERROR(expr)                             \
+  do {                                                    \
     if (absl::Status _st = (expr); !_st.ok()) return _st; \
   } while (false)
 
 #define ASSIGN_OR_RETURN(lhs, expr) ASSIGN_OR_RETURN_IMPL(HEARTH_CONCAT(_status_or_, __LINE__), lhs, expr)
-#define ASSIGN_OR_RETURN_IMPL(tmp, lhs, expr)  \
-  auto tmp = (expr);                           \
+#define ASSIGN_OR_RETURN_IMPL(tmp, lhs, expr)    \
+  auto tmp = (expr);                             \
   if (!tmp.ok()) return std::move(tmp).status(); \
   lhs = std::move(tmp).value()

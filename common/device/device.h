@@ -91,9 +91,9 @@ class HostSignal {
 enum class WaitResult { kSignalled, kStopped, kPeerGone, kDeadline };
 
 struct WaitLimits {
-  int64_t deadline_ns = INT64_MAX;          // on the clock of Device::Now; INT64_MAX = none
-  const StopToken* stop = nullptr;          // stopping also needs a Notify to be seen at once; it is looked at every 100 ms anyway
-  std::function<bool()> peer_gone;          // looked at every 100 ms; may be empty
+  int64_t deadline_ns = INT64_MAX;  // on the clock of Device::Now; INT64_MAX = none
+  const StopToken* stop = nullptr;  // stopping also needs a Notify to be seen at once; it is looked at every 100 ms anyway
+  std::function<bool()> peer_gone;  // looked at every 100 ms; may be empty
 };
 
 // A thread of an engine; joined on destruction.

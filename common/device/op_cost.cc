@@ -67,22 +67,16 @@ OpCost CostOf(const LinearArgs& a) {
           .kv_bytes = 0};
 }
 
-OpCost CostOf(const ToBf16Args& a) {
-  return {.flops = 0, .weight_bytes = 0, .activation_bytes = a.n * (kF32 + kBf16), .kv_bytes = 0};
-}
+OpCost CostOf(const ToBf16Args& a) { return {.flops = 0, .weight_bytes = 0, .activation_bytes = a.n * (kF32 + kBf16), .kv_bytes = 0}; }
 
 OpCost CostOf(const SiluMulArgs& a) {
   const double n = static_cast<double>(a.m) * a.n;
   return {.flops = 5 * n, .weight_bytes = 0, .activation_bytes = n * (2 * kF32 + a.terms * kBf16), .kv_bytes = 0};
 }
 
-OpCost CostOf(const AddArgs& a) {
-  return {.flops = static_cast<double>(a.n), .weight_bytes = 0, .activation_bytes = 3 * kF32 * a.n, .kv_bytes = 0};
-}
+OpCost CostOf(const AddArgs& a) { return {.flops = static_cast<double>(a.n), .weight_bytes = 0, .activation_bytes = 3 * kF32 * a.n, .kv_bytes = 0}; }
 
-OpCost CostOf(const GatherRowsArgs& a) {
-  return {.flops = 0, .weight_bytes = 0, .activation_bytes = 2 * kF32 * a.m * a.n, .kv_bytes = 0};
-}
+OpCost CostOf(const GatherRowsArgs& a) { return {.flops = 0, .weight_bytes = 0, .activation_bytes = 2 * kF32 * a.m * a.n, .kv_bytes = 0}; }
 
 OpCost CostOf(const MlaWriteKvArgs& a) {
   double read = 0, written = 0;
@@ -98,10 +92,8 @@ OpCost CostOf(const MlaWriteKvArgs& a) {
 
 OpCost CostOf(const MlaRopeQueryArgs& a) {
   const double rows = static_cast<double>(TotalRows(a.sequences, a.num_sequences)) * a.heads;
-  return {.flops = rows * 3 * a.rope_dim,
-          .weight_bytes = 0,
-          .activation_bytes = rows * (a.nope + a.rope_dim) * (kF32 + a.terms * kBf16),
-          .kv_bytes = 0};
+  return {
+      .flops = rows * 3 * a.rope_dim, .weight_bytes = 0, .activation_bytes = rows * (a.nope + a.rope_dim) * (kF32 + a.terms * kBf16), .kv_bytes = 0};
 }
 
 OpCost CostOf(const MlaAttentionArgs& a) {
@@ -147,8 +139,6 @@ OpCost CostOf(const ExpertsArgs& a) {
           .kv_bytes = 0};
 }
 
-OpCost CostOf(const ToHostArgs& a) {
-  return {.flops = 0, .weight_bytes = 0, .activation_bytes = static_cast<double>(a.bytes), .kv_bytes = 0};
-}
+OpCost CostOf(const ToHostArgs& a) { return {.flops = 0, .weight_bytes = 0, .activation_bytes = static_cast<double>(a.bytes), .kv_bytes = 0}; }
 
 }  // namespace hearth

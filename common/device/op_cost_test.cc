@@ -9,7 +9,13 @@ namespace hearth {
 namespace {
 
 WeightView Fp8(int64_t rows, int64_t cols) {
-  return {.data = nullptr, .dtype = DType::kF8E4M3, .rows = rows, .cols = cols, .row_stride = cols, .scales = nullptr, .scale_stride = (cols + 127) / 128};
+  return {.data = nullptr,
+          .dtype = DType::kF8E4M3,
+          .rows = rows,
+          .cols = cols,
+          .row_stride = cols,
+          .scales = nullptr,
+          .scale_stride = (cols + 127) / 128};
 }
 
 TEST(OpCost, LinearOfDeepSeekR1Down) {

@@ -29,29 +29,29 @@ struct KvSequence {
 };
 
 struct EmbedArgs {
-  WeightView table;                 // [vocab, H]
+  WeightView table;                    // [vocab, H]
   const int32_t* token_ids = nullptr;  // [M]
   int64_t m = 0;
-  float* out = nullptr;             // [M, H]
+  float* out = nullptr;  // [M, H]
 };
 
 struct RmsNormArgs {
-  const float* x = nullptr;       // [M, n], rows ldx apart
+  const float* x = nullptr;  // [M, n], rows ldx apart
   int64_t ldx = 0;
   const float* weight = nullptr;  // [n]
   float eps = 0;
   int64_t m = 0, n = 0;
   int terms = 1;
-  bf16* out = nullptr;            // [M, T, n]
+  bf16* out = nullptr;  // [M, T, n]
 };
 
 struct LinearArgs {
-  WeightView w;               // [N, K]
+  WeightView w;  // [N, K]
   int terms = 1;
-  const bf16* x = nullptr;    // [M, T, K], terms ldx apart
+  const bf16* x = nullptr;  // [M, T, K], terms ldx apart
   int64_t ldx = 0;
   int64_t m = 0;
-  float* y = nullptr;         // [M, N], rows ldy apart
+  float* y = nullptr;  // [M, N], rows ldy apart
   int64_t ldy = 0;
 };
 
@@ -67,7 +67,7 @@ struct SiluMulArgs {
   int64_t ld = 0;
   int64_t m = 0, n = 0;
   int terms = 1;
-  bf16* out = nullptr;          // [M, T, n]
+  bf16* out = nullptr;  // [M, T, n]
 };
 
 struct AddArgs {
@@ -77,10 +77,10 @@ struct AddArgs {
 };
 
 struct GatherRowsArgs {
-  const float* x = nullptr;        // [*, n]
-  const int32_t* rows = nullptr;   // [M]
+  const float* x = nullptr;       // [*, n]
+  const int32_t* rows = nullptr;  // [M]
   int64_t m = 0, n = 0;
-  float* out = nullptr;            // [M, n]
+  float* out = nullptr;  // [M, n]
 };
 
 // cos and sin [max_positions, rope/2], with YaRN's attention factor already in them.
@@ -98,8 +98,8 @@ struct MlaWriteKvArgs {
   float eps = 0;
   RopeTable rope;
   int64_t rank = 0;
-  int terms = 1;                       // a cached row is [T, rank + rope]
-  int64_t layer = 0;                   // KV layer index
+  int terms = 1;      // a cached row is [T, rank + rope]
+  int64_t layer = 0;  // KV layer index
   const KvPool* kv = nullptr;
   const KvSequence* sequences = nullptr;
   int64_t num_sequences = 0;
@@ -113,7 +113,7 @@ struct MlaRopeQueryArgs {
   const KvSequence* sequences = nullptr;
   int64_t num_sequences = 0;
   int terms = 1;
-  bf16* out = nullptr;       // [M, T, heads, nope + rope]
+  bf16* out = nullptr;  // [M, T, heads, nope + rope]
 };
 
 // Causal attention of each row over positions 0..its own. kPrefill: keys and values are expanded through kv_b; kDecode: kv_b is absorbed into the
@@ -128,8 +128,8 @@ struct MlaAttentionArgs {
   const KvPool* kv = nullptr;
   const KvSequence* sequences = nullptr;
   int64_t num_sequences = 0;
-  int terms = 1;            // of queries, cached rows and result
-  bf16* out = nullptr;      // [M, T, heads, v]
+  int terms = 1;        // of queries, cached rows and result
+  bf16* out = nullptr;  // [M, T, heads, v]
 };
 
 // The MoE gate works in F32 on the F32 residual (it normalises for itself): BF16 activations would move more expert choices than all else together.
@@ -137,12 +137,12 @@ struct GateArgs {
   const float* x = nullptr;            // [M, H] residual, before the norm
   const float* norm_weight = nullptr;  // [H]
   float eps = 0;
-  WeightView w;                        // [experts, H], BF16 or F32
-  const float* bias = nullptr;         // [experts] or null
+  WeightView w;                 // [experts, H], BF16 or F32
+  const float* bias = nullptr;  // [experts] or null
   GateParams params;
   int64_t m = 0, hidden = 0;
-  int32_t* ids = nullptr;              // [M, top_k], ascending
-  float* weights = nullptr;            // [M, top_k]
+  int32_t* ids = nullptr;    // [M, top_k], ascending
+  float* weights = nullptr;  // [M, top_k]
 };
 
 class ExpertSource;  // common/experts/expert_source.h: where the bytes of (layer, expert, shard) come from
@@ -161,7 +161,7 @@ struct ExpertsArgs {
   const int32_t* ids = nullptr;    // [M, top_k], ascending
   const float* weights = nullptr;  // [M, top_k]
   int64_t m = 0;
-  float* out = nullptr;            // [M, H], overwritten
+  float* out = nullptr;  // [M, H], overwritten
 };
 
 struct ToHostArgs {

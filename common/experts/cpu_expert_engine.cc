@@ -67,7 +67,7 @@ class CpuExpertEngine : public ExpertEngine {
 
   struct Shard {
     std::unique_ptr<TaskBoard> board = std::make_unique<TaskBoard>();
-    std::vector<ExpertView> views;                        // by chosen expert
+    std::vector<ExpertView> views;                         // by chosen expert
     std::unique_ptr<std::atomic<int32_t>[]> gate_up_left;  // by chosen expert
     size_t capacity = 0;
     int64_t rows = 0;  // this shard's part of the intermediate size
@@ -100,16 +100,16 @@ class CpuExpertEngine : public ExpertEngine {
   const KernelTable& kernels_;
   std::vector<Scratch> worker_scratch_;
 
-  std::vector<Chosen> chosen_;          // ascending by id
-  std::vector<int64_t> expert_count_;   // by id; then the next free pair
-  std::vector<int32_t> pair_token_;     // [pairs]
-  std::vector<int32_t> pair_of_;        // [tokens, top_k]
+  std::vector<Chosen> chosen_;         // ascending by id
+  std::vector<int64_t> expert_count_;  // by id; then the next free pair
+  std::vector<int32_t> pair_token_;    // [pairs]
+  std::vector<int32_t> pair_of_;       // [tokens, top_k]
   std::vector<Shard> shards_;
   std::unique_ptr<TaskBoard> sum_board_;
-  std::atomic<int64_t> down_left_{0};   // over all shards; the task that takes it to zero releases the sums
+  std::atomic<int64_t> down_left_{0};  // over all shards; the task that takes it to zero releases the sums
   int64_t sum_tasks_ = 0;
   Buffer workspace_;
-  bf16* gathered_ = nullptr;            // [pairs, terms, hidden]
+  bf16* gathered_ = nullptr;  // [pairs, terms, hidden]
 };
 
 absl::Status CpuExpertEngine::RunTokens(const ExpertsArgs& args) {
@@ -270,8 +270,8 @@ void CpuExpertEngine::GateUp(const ExpertsArgs& args, Shard& shard, int64_t inde
   Multiply(view.gate.Rows(row, rows), chosen.x, args.hidden, chosen.count, args.terms, gate, rows, terms);
   Multiply(view.up.Rows(row, rows), chosen.x, args.hidden, chosen.count, args.terms, up, rows, terms);
   for (int64_t i = 0; i < chosen.count; ++i) {
-    SiluMulTerms(kernels_, gate + i * rows, up + i * rows, rows, args.terms, shard.activations + (chosen.first_pair + i) * args.terms * shard.rows + row,
-                 shard.rows);
+    SiluMulTerms(kernels_, gate + i * rows, up + i * rows, rows, args.terms,
+                 shard.activations + (chosen.first_pair + i) * args.terms * shard.rows + row, shard.rows);
   }
 }
 
@@ -308,9 +308,7 @@ void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {
     return quarters[quarter];
   };
   auto joined = [&](int64_t i) { return (quarters[0][i] + quarters[1][i]) + (quarters[2][i] + quarters[3][i]); };
-  auto down = [&](const Shard& shard, int64_t j) {
-    return shard.down + pair_of_[static_cast<size_t>(token * args.top_k + j)] * args.hidden + begin;
-  };
+  auto down = [&](const Shard& shard, int64_t j) { return shard.down + pair_of_[static_cast<size_t>(token * args.top_k + j)] * args.hidden + begin; };
   const int32_t* ids = args.ids + token * args.top_k;
   const float* weights = args.weights + token * args.top_k;
 

@@ -39,7 +39,13 @@ class FakeSource : public ExpertSource {
     const Record& record = records_[static_cast<size_t>(expert * num_shards() + shard)];
     const int64_t rows = shard_rows_[static_cast<size_t>(shard)];
     auto view = [&](const std::vector<uint8_t>& data, int64_t r, int64_t c) {
-      return WeightView{.data = data.data(), .dtype = DType::kF8E4M3, .rows = r, .cols = c, .row_stride = c, .scales = record.scales.data(), .scale_stride = (c + 127) / 128};
+      return WeightView{.data = data.data(),
+                        .dtype = DType::kF8E4M3,
+                        .rows = r,
+                        .cols = c,
+                        .row_stride = c,
+                        .scales = record.scales.data(),
+                        .scale_stride = (c + 127) / 128};
     };
     return {.count = rows, .gate = view(record.gate, rows, kHidden), .up = view(record.up, rows, kHidden), .down = view(record.down, kHidden, rows)};
   }
@@ -171,8 +177,11 @@ TEST_P(ExpertEngine, SumsInTheFixedOrderWhateverThreadsAndBatch) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Shards, ExpertEngine, ::testing::Values(std::vector<int64_t>{384}, std::vector<int64_t>{128, 256}, std::vector<int64_t>{0, 200}),
-                         [](const auto& info) { return "Rows" + std::to_string(info.param[0]) + (info.param.size() > 1 ? "And" + std::to_string(info.param[1]) : ""); });
+INSTANTIATE_TEST_SUITE_P(Shards, ExpertEngine,
+                         ::testing::Values(std::vector<int64_t>{384}, std::vector<int64_t>{128, 256}, std::vector<int64_t>{0, 200}),
+                         [](const auto& info) {
+                           return "Rows" + std::to_string(info.param[0]) + (info.param.size() > 1 ? "And" + std::to_string(info.param[1]) : "");
+                         });
 
 TEST(CpuExpertEngine, LongPromptsGoInPartsOfTheSameBits) {
   FakeSource source({128});

@@ -30,8 +30,8 @@ class ExpertSource {
 };
 
 // Straight from the mapped image: Acquire is an array look-up.
-absl::StatusOr<std::unique_ptr<ExpertSource>> MakeImageExpertSource(std::shared_ptr<const WeightImage> image, int64_t first_layer,
-                                                                    int64_t num_layers, int64_t num_experts, int64_t hidden);
+absl::StatusOr<std::unique_ptr<ExpertSource>> MakeImageExpertSource(std::shared_ptr<const WeightImage> image, int64_t first_layer, int64_t num_layers,
+                                                                    int64_t num_experts, int64_t hidden);
 // The same for layers that are no run (moe_layer_freq > 1).
 absl::StatusOr<std::unique_ptr<ExpertSource>> MakeImageExpertSource(std::shared_ptr<const WeightImage> image, const std::vector<int64_t>& layers,
                                                                     int64_t num_experts, int64_t hidden);

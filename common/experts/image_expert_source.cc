@@ -58,8 +58,8 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> MakeImageExpertSource(std::shared_
   return std::make_unique<ImageExpertSource>(std::move(image), std::move(first_view), std::move(views));
 }
 
-absl::StatusOr<std::unique_ptr<ExpertSource>> MakeImageExpertSource(std::shared_ptr<const WeightImage> image, int64_t first_layer,
-                                                                    int64_t num_layers, int64_t num_experts, int64_t hidden) {
+absl::StatusOr<std::unique_ptr<ExpertSource>> MakeImageExpertSource(std::shared_ptr<const WeightImage> image, int64_t first_layer, int64_t num_layers,
+                                                                    int64_t num_experts, int64_t hidden) {
   std::vector<int64_t> layers;
   for (int64_t i = 0; i < num_layers; ++i) layers.push_back(first_layer + i);
   return MakeImageExpertSource(std::move(image), layers, num_experts, hidden);

@@ -69,10 +69,10 @@ absl::Status Check(const std::string& name, DType dtype, const void* data, uint6
   const auto* bytes = static_cast<const unsigned char*>(data);
   const uint64_t bad = FindBad<Kind>(bytes, count);
   if (bad == count) return absl::OkStatus();
-  return absl::DataLossError(absl::StrFormat(
-      "tensor %s: element %d of %d is %s (%s bits 0x%0*x): damaged file?", Quoted(name), bad, count,
-      is_scale ? "not a positive finite scale" : "NaN or infinite", std::string(DTypeName(dtype)),
-      static_cast<int>(2 * sizeof(typename Kind::Bits)), static_cast<uint64_t>(Load<typename Kind::Bits>(bytes, bad))));
+  return absl::DataLossError(absl::StrFormat("tensor %s: element %d of %d is %s (%s bits 0x%0*x): damaged file?", Quoted(name), bad, count,
+                                             is_scale ? "not a positive finite scale" : "NaN or infinite", std::string(DTypeName(dtype)),
+                                             static_cast<int>(2 * sizeof(typename Kind::Bits)),
+                                             static_cast<uint64_t>(Load<typename Kind::Bits>(bytes, bad))));
 }
 
 }  // namespace
@@ -82,21 +82,15 @@ absl::Status CheckValues(const std::string& name, DType dtype, const void* data,
   if (is_scale && dtype == DType::kBF16) return Check<Bf16Scale>(name, dtype, data, count, true);
   if (!is_scale) {
     switch (dtype) {
-      case DType::kF8E4M3:
-        return Check<F8Weight>(name, dtype, data, count, false);
-      case DType::kBF16:
-        return Check<Bf16Weight>(name, dtype, data, count, false);
-      case DType::kF16:
-        return Check<F16Weight>(name, dtype, data, count, false);
-      case DType::kF32:
-        return Check<F32Weight>(name, dtype, data, count, false);
-      case DType::kInvalid:
-        break;
+      case DType::kF8E4M3: return Check<F8Weight>(name, dtype, data, count, false);
+      case DType::kBF16: return Check<Bf16Weight>(name, dtype, data, count, false);
+      case DType::kF16: return Check<F16Weight>(name, dtype, data, count, false);
+      case DType::kF32: return Check<F32Weight>(name, dtype, data, count, false);
+      case DType::kInvalid: break;
     }
   }
-  return absl::InvalidArgumentError(
-      absl::StrCat("tensor ", Quoted(name), ": values of type ", std::string(DTypeName(dtype)),
-                   is_scale ? " can't be scales; supported: F32, BF16" : " can't be checked"));
+  return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(name), ": values of type ", std::string(DTypeName(dtype)),
+                                                 is_scale ? " can't be scales; supported: F32, BF16" : " can't be checked"));
 }
 
 }  // namespace hearth

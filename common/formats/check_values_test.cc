@@ -32,9 +32,7 @@ TEST(CheckValues, FindsOneNanAnywhere) {
       codes[at] = code;
       const absl::Status status = CheckValues("experts.7.up", DType::kF8E4M3, codes.data(), codes.size(), false);
       EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
-      EXPECT_THAT(Message(status),
-                  AllOf(HasSubstr("experts.7.up"), HasSubstr("element " + std::to_string(at) + " of 10000"),
-                        HasSubstr("bits 0x")));
+      EXPECT_THAT(Message(status), AllOf(HasSubstr("experts.7.up"), HasSubstr("element " + std::to_string(at) + " of 10000"), HasSubstr("bits 0x")));
     }
   }
 }
@@ -55,8 +53,7 @@ TEST(CheckValues, ScalesMustBePositiveAndFinite) {
   EXPECT_TRUE(ok(1.0f));
   EXPECT_TRUE(ok(std::numeric_limits<float>::denorm_min()));
   EXPECT_TRUE(ok(std::numeric_limits<float>::max()));
-  for (float bad : {0.0f, -0.0f, -1.0f, INFINITY, -INFINITY, NAN, -std::numeric_limits<float>::denorm_min()})
-    EXPECT_FALSE(ok(bad)) << bad;
+  for (float bad : {0.0f, -0.0f, -1.0f, INFINITY, -INFINITY, NAN, -std::numeric_limits<float>::denorm_min()}) EXPECT_FALSE(ok(bad)) << bad;
   const float minus = -1.0f;
   EXPECT_TRUE(CheckValues("w", DType::kF32, &minus, 1, false).ok());  // a weight may be negative
   for (float bad : {INFINITY, -INFINITY, NAN}) EXPECT_FALSE(CheckValues("w", DType::kF32, &bad, 1, false).ok());
@@ -67,8 +64,7 @@ TEST(CheckValues, TakesUnalignedData) {
   std::vector<float> values(5000, 0.5f);
   values[4321] = NAN;
   std::memcpy(raw.data() + 1, values.data(), 4 * values.size());
-  EXPECT_THAT(Message(CheckValues("w", DType::kF32, raw.data() + 1, values.size(), false)),
-              HasSubstr("element 4321 of 5000"));
+  EXPECT_THAT(Message(CheckValues("w", DType::kF32, raw.data() + 1, values.size(), false)), HasSubstr("element 4321 of 5000"));
 }
 
 TEST(CheckValues, EmptyIsFineAndUnknownTypesAreNot) {

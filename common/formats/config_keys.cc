@@ -31,8 +31,7 @@ absl::StatusOr<int64_t> ConfigKeys::Int(std::string_view key, Range range) const
   const std::string need = absl::StrCat("need a whole number from ", range.min, " to ", range.max);
   if (value == nullptr || !value->is_number_integer()) return Refuse(key, need);
   // The library keeps what is above 2^63 as unsigned; get<int64_t>() would wrap it.
-  if (value->is_number_unsigned() && value->get<uint64_t>() > static_cast<uint64_t>(range.max))
-    return Refuse(key, need);
+  if (value->is_number_unsigned() && value->get<uint64_t>() > static_cast<uint64_t>(range.max)) return Refuse(key, need);
   const int64_t number = value->get<int64_t>();
   if (number < range.min || number > range.max) return Refuse(key, need);
   return number;
@@ -44,8 +43,7 @@ absl::StatusOr<int64_t> ConfigKeys::IntOr(std::string_view key, int64_t fallback
   return fallback;
 }
 
-absl::StatusOr<int64_t> ConfigKeys::IntOrNull(std::string_view key, int64_t fallback, int64_t if_null,
-                                              Range range) const {
+absl::StatusOr<int64_t> ConfigKeys::IntOrNull(std::string_view key, int64_t fallback, int64_t if_null, Range range) const {
   if (Has(key) && !HasValue(key)) return if_null;
   return IntOr(key, fallback, range);
 }
@@ -59,8 +57,7 @@ absl::StatusOr<double> ConfigKeys::Double(std::string_view key, double min, doub
   return number;
 }
 
-absl::StatusOr<double> ConfigKeys::DoubleOr(std::string_view key, double fallback, double min, double max,
-                                            bool note) const {
+absl::StatusOr<double> ConfigKeys::DoubleOr(std::string_view key, double fallback, double min, double max, bool note) const {
   if (Has(key)) return Double(key, min, max);
   if (note) NoteFallback(key, absl::StrCat(fallback));
   return fallback;

@@ -36,8 +36,7 @@ class ConfigKeys {
   // Null means `if_null`, as several published configs write it.
   absl::StatusOr<int64_t> IntOrNull(std::string_view key, int64_t fallback, int64_t if_null, Range range) const;
   absl::StatusOr<double> Double(std::string_view key, double min, double max) const;
-  absl::StatusOr<double> DoubleOr(std::string_view key, double fallback, double min, double max,
-                                  bool note = true) const;
+  absl::StatusOr<double> DoubleOr(std::string_view key, double fallback, double min, double max, bool note = true) const;
   absl::StatusOr<bool> BoolOr(std::string_view key, bool fallback, bool note = false) const;
   absl::StatusOr<std::string> StringOr(std::string_view key, std::string_view fallback, bool note = false) const;
 

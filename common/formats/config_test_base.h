@@ -48,8 +48,7 @@ inline nlohmann::json BaseV2() {
 }
 
 inline nlohmann::json Fp8Blocks() {
-  return {
-      {"quant_method", "fp8"}, {"fmt", "e4m3"}, {"activation_scheme", "dynamic"}, {"weight_block_size", {128, 128}}};
+  return {{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"activation_scheme", "dynamic"}, {"weight_block_size", {128, 128}}};
 }
 
 inline absl::StatusOr<ModelConfig> Parse(const nlohmann::json& config, const std::string& generation = "") {

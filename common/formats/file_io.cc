@@ -30,17 +30,13 @@ absl::Status OpenError(const std::string& path, int error) {
   const std::string text = absl::StrCat("can't open ", path, ": ", std::strerror(error), where);
   switch (error) {
     case ENOENT:
-    case ENOTDIR:
-      return absl::NotFoundError(text);
+    case ENOTDIR: return absl::NotFoundError(text);
     case EACCES:
-    case EPERM:
-      return absl::PermissionDeniedError(absl::StrCat(text, "; give this user the right to read it"));
+    case EPERM: return absl::PermissionDeniedError(absl::StrCat(text, "; give this user the right to read it"));
     case EMFILE:
     case ENFILE:
-    case ENOMEM:
-      return absl::ResourceExhaustedError(text);
-    default:
-      return absl::UnavailableError(text);
+    case ENOMEM: return absl::ResourceExhaustedError(text);
+    default: return absl::UnavailableError(text);
   }
 }
 
@@ -68,12 +64,8 @@ absl::Status ReadExactly(int fd, const std::string& path, uint64_t offset, void*
     const size_t want = static_cast<size_t>(std::min<uint64_t>(bytes - done, uint64_t{1} << 30));
     const ssize_t got = ::pread(fd, out + done, want, static_cast<off_t>(offset + done));
     if (got < 0 && errno == EINTR) continue;
-    if (got < 0)
-      return absl::DataLossError(
-          absl::StrCat("reading ", path, " at byte ", offset + done, ": ", std::strerror(errno)));
-    if (got == 0)
-      return absl::DataLossError(
-          absl::StrCat(path, " ends at byte ", offset + done, ": it became shorter while it was read"));
+    if (got < 0) return absl::DataLossError(absl::StrCat("reading ", path, " at byte ", offset + done, ": ", std::strerror(errno)));
+    if (got == 0) return absl::DataLossError(absl::StrCat(path, " ends at byte ", offset + done, ": it became shorter while it was read"));
     done += static_cast<uint64_t>(got);
   }
   return absl::OkStatus();
@@ -82,9 +74,8 @@ absl::Status ReadExactly(int fd, const std::string& path, uint64_t offset, void*
 absl::StatusOr<std::string> ReadSmallFile(const std::string& path, uint64_t bytes_max) {
   ASSIGN_OR_RETURN(OpenedFile file, OpenRegularFile(path));
   if (file.bytes > bytes_max) {
-    return absl::InvalidArgumentError(absl::StrCat(path, " has ", HumanBytes(static_cast<double>(file.bytes)),
-                                                   ", more than the ", HumanBytes(static_cast<double>(bytes_max)),
-                                                   " such a file may have"));
+    return absl::InvalidArgumentError(absl::StrCat(path, " has ", HumanBytes(static_cast<double>(file.bytes)), ", more than the ",
+                                                   HumanBytes(static_cast<double>(bytes_max)), " such a file may have"));
   }
   std::string text(file.bytes, '\0');
   RETURN_IF_ERROR(ReadExactly(file.fd.get(), path, 0, text.data(), text.size()));
@@ -100,8 +91,7 @@ absl::Status WriteSmallFile(const std::string& path, std::string_view text) {
     if (wrote < 0) return absl::UnavailableError(absl::StrCat("writing ", path, ": ", std::strerror(errno)));
     text.remove_prefix(static_cast<size_t>(wrote));
   }
-  if (::close(fd.Release()) != 0)
-    return absl::UnavailableError(absl::StrCat("closing ", path, ": ", std::strerror(errno)));
+  if (::close(fd.Release()) != 0) return absl::UnavailableError(absl::StrCat("closing ", path, ": ", std::strerror(errno)));
   return absl::OkStatus();
 }
 
@@ -116,8 +106,6 @@ void NameList::Add(std::string_view name) {
   ++count_;
 }
 
-std::string NameList::ToString() const {
-  return count_ <= kShown ? text_ : absl::StrCat(text_, " and ", count_ - kShown, " more");
-}
+std::string NameList::ToString() const { return count_ <= kShown ? text_ : absl::StrCat(text_, " and ", count_ - kShown, " more"); }
 
 }  // namespace hearth

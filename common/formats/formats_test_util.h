@@ -66,9 +66,7 @@ inline std::string SafetensorsBytes(std::string_view header, uint64_t data_bytes
   file.append(data_bytes, '\x01');
   return file;
 }
-inline std::string SafetensorsBytes(std::string_view header, uint64_t data_bytes) {
-  return SafetensorsBytes(header, data_bytes, header.size());
-}
+inline std::string SafetensorsBytes(std::string_view header, uint64_t data_bytes) { return SafetensorsBytes(header, data_bytes, header.size()); }
 
 struct FakeTensor {
   std::string name;
@@ -82,16 +80,14 @@ inline std::string SafetensorsOf(const std::vector<FakeTensor>& tensors) {
   std::string header = "{";
   uint64_t offset = 0;
   for (const FakeTensor& t : tensors) {
-    absl::StrAppend(&header, header.size() == 1 ? "\"" : ",\"", t.name, R"(":{"dtype":")", t.dtype, R"(","shape":[)",
-                    absl::StrJoin(t.shape, ","), R"(],"data_offsets":[)", offset, ",", offset + t.bytes, "]}");
+    absl::StrAppend(&header, header.size() == 1 ? "\"" : ",\"", t.name, R"(":{"dtype":")", t.dtype, R"(","shape":[)", absl::StrJoin(t.shape, ","),
+                    R"(],"data_offsets":[)", offset, ",", offset + t.bytes, "]}");
     offset += t.bytes;
   }
   return SafetensorsBytes(absl::StrCat(header, "}"), offset);
 }
 
-inline std::string Message(const absl::Status& status) {
-  return std::string(status.message());
-}
+inline std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
 inline std::string SourceDir() {
   const char* dir = std::getenv("HEARTH_SOURCE_DIR");

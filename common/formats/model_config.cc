@@ -45,8 +45,7 @@ struct Family {
 };
 
 constexpr std::array kFamilies = {
-    Family{
-        "DeepseekV3ForCausalLM", {"deepseek_v3", "kimi_k2"}, ScoringFunc::kSigmoid, "noaux_tc", 1, 3, 8, 4, true, 2.5},
+    Family{"DeepseekV3ForCausalLM", {"deepseek_v3", "kimi_k2"}, ScoringFunc::kSigmoid, "noaux_tc", 1, 3, 8, 4, true, 2.5},
     Family{"DeepseekV2ForCausalLM", {"deepseek_v2", nullptr}, ScoringFunc::kSoftmax, "greedy", 2, 0, 1, 1, false, 1.0},
 };
 constexpr char kSupportedArchitectures[] =
@@ -54,8 +53,7 @@ constexpr char kSupportedArchitectures[] =
     "deepseek_v2)";
 
 bool HasModelType(const Family& family, std::string_view type) {
-  return std::any_of(family.model_types.begin(), family.model_types.end(),
-                     [type](const char* known) { return known != nullptr && type == known; });
+  return std::any_of(family.model_types.begin(), family.model_types.end(), [type](const char* known) { return known != nullptr && type == known; });
 }
 
 // Architecture and model_type must be known and belong together; either one alone is enough.
@@ -71,8 +69,8 @@ absl::StatusOr<const Family*> ChooseFamily(const ConfigKeys& keys, ModelConfig& 
       if (config.architecture == known.architecture) family = &known;
     }
     if (family == nullptr) {
-      return absl::InvalidArgumentError(absl::StrCat(keys.path(), "architecture ", Quoted(config.architecture),
-                                                     " is not supported; ", kSupportedArchitectures));
+      return absl::InvalidArgumentError(
+          absl::StrCat(keys.path(), "architecture ", Quoted(config.architecture), " is not supported; ", kSupportedArchitectures));
     }
   }
   if (keys.HasValue("model_type")) {
@@ -84,8 +82,7 @@ absl::StatusOr<const Family*> ChooseFamily(const ConfigKeys& keys, ModelConfig& 
     }
     if (family == nullptr || !HasModelType(*family, config.model_type)) {
       return keys.Refuse("model_type",
-                         absl::StrCat(family ? absl::StrCat("doesn't belong to ", config.architecture, "; ") : "",
-                                      kSupportedArchitectures));
+                         absl::StrCat(family ? absl::StrCat("doesn't belong to ", config.architecture, "; ") : "", kSupportedArchitectures));
     }
   }
   if (family == nullptr) return keys.Refuse("architectures", kSupportedArchitectures);
@@ -117,28 +114,23 @@ absl::Status ParseAttention(const ConfigKeys& keys, ModelConfig& config) {
   ASSIGN_OR_RETURN(config.qk_nope_head_dim, keys.Int("qk_nope_head_dim", kHeads));
   ASSIGN_OR_RETURN(config.qk_rope_head_dim, keys.Int("qk_rope_head_dim", kHeads));
   ASSIGN_OR_RETURN(config.v_head_dim, keys.Int("v_head_dim", kHeads));
-  if (config.qk_rope_head_dim % 2 != 0)
-    return keys.Refuse("qk_rope_head_dim", "need an even number: rotation works on pairs");
+  if (config.qk_rope_head_dim % 2 != 0) return keys.Refuse("qk_rope_head_dim", "need an even number: rotation works on pairs");
   if (keys.HasValue("qk_head_dim")) {
     const int64_t sum = config.qk_head_dim();
     ASSIGN_OR_RETURN(const int64_t given, keys.Int("qk_head_dim", {1, 1 << 17}));
-    if (given != sum)
-      return keys.Refuse("qk_head_dim", absl::StrCat("contradicts qk_nope_head_dim + qk_rope_head_dim = ", sum));
+    if (given != sum) return keys.Refuse("qk_head_dim", absl::StrCat("contradicts qk_nope_head_dim + qk_rope_head_dim = ", sum));
   }
   if (keys.HasValue("num_key_value_heads")) {
     ASSIGN_OR_RETURN(const int64_t given, keys.Int("num_key_value_heads", kHeads));
     if (given != config.num_attention_heads) {
-      keys.Note(absl::StrCat(keys.path(), "num_key_value_heads is ", given,
-                             ": ignored, MLA has one latent vector for all heads"));
+      keys.Note(absl::StrCat(keys.path(), "num_key_value_heads is ", given, ": ignored, MLA has one latent vector for all heads"));
     }
   }
   ASSIGN_OR_RETURN(const bool attention_bias, keys.BoolOr("attention_bias", false));
   if (attention_bias) return keys.Refuse("attention_bias", "only false is supported");
   ASSIGN_OR_RETURN(config.rope_interleave, keys.BoolOr("rope_interleave", true));
   if (!config.rope_interleave) {
-    return keys.Refuse(
-        "rope_interleave",
-        "only true is supported: rotary pairs are neighbours (2i, 2i+1), as the DeepSeek models have them");
+    return keys.Refuse("rope_interleave", "only true is supported: rotary pairs are neighbours (2i, 2i+1), as the DeepSeek models have them");
   }
   if (keys.HasValue("partial_rotary_factor")) RETURN_IF_ERROR(keys.Double("partial_rotary_factor", 1.0, 1.0).status());
   ASSIGN_OR_RETURN(RopeConfig rope, ParseRopeConfig(keys, config.max_position_embeddings, &config.notes));
@@ -160,26 +152,22 @@ absl::Status ParseGate(const ConfigKeys& keys, const Family& family, ModelConfig
   const bool is_v3 = family.scoring_func == ScoringFunc::kSigmoid;
   ASSIGN_OR_RETURN(const std::string scoring, keys.StringOr("scoring_func", is_v3 ? "sigmoid" : "softmax"));
   if (scoring != (is_v3 ? "sigmoid" : "softmax")) {
-    return keys.Refuse("scoring_func",
-                       absl::StrCat(config.architecture, " supports only \"", is_v3 ? "sigmoid" : "softmax", "\""));
+    return keys.Refuse("scoring_func", absl::StrCat(config.architecture, " supports only \"", is_v3 ? "sigmoid" : "softmax", "\""));
   }
   config.scoring_func = family.scoring_func;
   ASSIGN_OR_RETURN(const std::string method, keys.StringOr("topk_method", family.topk_method));
   if (is_v3) {
-    if (method != "noaux_tc")
-      return keys.Refuse("topk_method", absl::StrCat(config.architecture, " supports only \"noaux_tc\""));
+    if (method != "noaux_tc") return keys.Refuse("topk_method", absl::StrCat(config.architecture, " supports only \"noaux_tc\""));
     config.topk_method = TopkMethod::kNoauxTc;
   } else if (method == "greedy") {
     config.topk_method = TopkMethod::kGreedy;
   } else if (method == "group_limited_greedy") {
     config.topk_method = TopkMethod::kGroupLimitedGreedy;
   } else {
-    return keys.Refuse("topk_method",
-                       absl::StrCat(config.architecture, " supports \"greedy\" and \"group_limited_greedy\""));
+    return keys.Refuse("topk_method", absl::StrCat(config.architecture, " supports \"greedy\" and \"group_limited_greedy\""));
   }
   ASSIGN_OR_RETURN(config.norm_topk_prob, keys.BoolOr("norm_topk_prob", family.norm_topk_prob, /*note=*/true));
-  ASSIGN_OR_RETURN(config.routed_scaling_factor,
-                   keys.DoubleOr("routed_scaling_factor", family.routed_scaling_factor, 1e-6, 1e6));
+  ASSIGN_OR_RETURN(config.routed_scaling_factor, keys.DoubleOr("routed_scaling_factor", family.routed_scaling_factor, 1e-6, 1e6));
   return absl::OkStatus();
 }
 
@@ -187,17 +175,15 @@ absl::Status ParseGroups(const ConfigKeys& keys, const Family& family, ModelConf
   if (config.topk_method == TopkMethod::kGreedy) return absl::OkStatus();  // knows no groups: one of one
   const int64_t experts = config.n_routed_experts;
   ASSIGN_OR_RETURN(config.n_group, keys.IntOrNull("n_group", family.n_group, 1, {1, experts}));
-  ASSIGN_OR_RETURN(config.topk_group, keys.IntOrNull("topk_group", std::min(family.topk_group, config.n_group),
-                                                     config.n_group, {1, config.n_group}));
-  if (experts % config.n_group != 0)
-    return keys.Refuse("n_group", absl::StrCat("must divide n_routed_experts ", experts));
+  ASSIGN_OR_RETURN(config.topk_group, keys.IntOrNull("topk_group", std::min(family.topk_group, config.n_group), config.n_group, {1, config.n_group}));
+  if (experts % config.n_group != 0) return keys.Refuse("n_group", absl::StrCat("must divide n_routed_experts ", experts));
   const int64_t group_experts = experts / config.n_group;
   if (config.topk_method == TopkMethod::kNoauxTc && config.n_group > 1 && group_experts < 2) {
     return keys.Refuse("n_group", absl::StrCat("leaves one expert a group; noaux_tc scores a group by its two best"));
   }
   if (config.num_experts_per_tok > config.topk_group * group_experts) {
-    return keys.Refuse("num_experts_per_tok", absl::StrCat("is more than topk_group ", config.topk_group, " groups of ",
-                                                           group_experts, " experts hold"));
+    return keys.Refuse("num_experts_per_tok",
+                       absl::StrCat("is more than topk_group ", config.topk_group, " groups of ", group_experts, " experts hold"));
   }
   return absl::OkStatus();
 }
@@ -208,22 +194,18 @@ absl::Status ParseExperts(const ConfigKeys& keys, const Family& family, ModelCon
   } else {
     ASSIGN_OR_RETURN(config.n_routed_experts, keys.Int("n_routed_experts", kExperts));
   }
-  ASSIGN_OR_RETURN(config.num_nextn_predict_layers, keys.HasValue("num_nextn_predict_layers")
-                                                        ? keys.Int("num_nextn_predict_layers", {0, 64})
-                                                        : absl::StatusOr<int64_t>(0));
+  ASSIGN_OR_RETURN(config.num_nextn_predict_layers,
+                   keys.HasValue("num_nextn_predict_layers") ? keys.Int("num_nextn_predict_layers", {0, 64}) : absl::StatusOr<int64_t>(0));
   if (config.n_routed_experts == 0) return absl::OkStatus();
 
   if (config.n_routed_experts * config.num_hidden_layers > kAllExpertsMax) {
-    return keys.Refuse("n_routed_experts", absl::StrCat("times ", config.num_hidden_layers, " layers is above the ",
-                                                        kAllExpertsMax, " supported"));
+    return keys.Refuse("n_routed_experts", absl::StrCat("times ", config.num_hidden_layers, " layers is above the ", kAllExpertsMax, " supported"));
   }
   ASSIGN_OR_RETURN(config.num_experts_per_tok, keys.Int("num_experts_per_tok", {1, config.n_routed_experts}));
   ASSIGN_OR_RETURN(config.moe_intermediate_size, keys.Int("moe_intermediate_size", kDimension));
   ASSIGN_OR_RETURN(config.n_shared_experts, keys.IntOrNull("n_shared_experts", family.n_shared_experts, 0, {0, 256}));
-  ASSIGN_OR_RETURN(config.first_k_dense_replace,
-                   keys.IntOr("first_k_dense_replace", family.first_k_dense_replace, {0, kLayers.max}));
-  ASSIGN_OR_RETURN(config.moe_layer_freq,
-                   keys.Has("moe_layer_freq") ? keys.Int("moe_layer_freq", kLayers) : absl::StatusOr<int64_t>(1));
+  ASSIGN_OR_RETURN(config.first_k_dense_replace, keys.IntOr("first_k_dense_replace", family.first_k_dense_replace, {0, kLayers.max}));
+  ASSIGN_OR_RETURN(config.moe_layer_freq, keys.Has("moe_layer_freq") ? keys.Int("moe_layer_freq", kLayers) : absl::StatusOr<int64_t>(1));
   RETURN_IF_ERROR(ParseGate(keys, family, config));
   return ParseGroups(keys, family, config);
 }
@@ -236,15 +218,13 @@ absl::Status ParseQuantization(const ConfigKeys& config_keys, ModelConfig& confi
   const ConfigKeys keys(object, absl::StrCat(config_keys.path(), kKey, "."), &config.notes);
   ASSIGN_OR_RETURN(const std::string method, keys.StringOr("quant_method", ""));
   if (method != "fp8")
-    return keys.Refuse("quant_method",
-                       "supported: \"fp8\" (E4M3 with 128x128 blocks), or no quantization_config for BF16 weights");
+    return keys.Refuse("quant_method", "supported: \"fp8\" (E4M3 with 128x128 blocks), or no quantization_config for BF16 weights");
   ASSIGN_OR_RETURN(const std::string fmt, keys.StringOr("fmt", "e4m3"));
   if (fmt != "e4m3") return keys.Refuse("fmt", "supported: \"e4m3\"");
   ASSIGN_OR_RETURN(const std::string activations, keys.StringOr("activation_scheme", "dynamic"));
   if (activations != "dynamic") return keys.Refuse("activation_scheme", "supported: \"dynamic\"");
   const json* block = keys.Find("weight_block_size");
-  if (block == nullptr || *block != json::array({128, 128}))
-    return keys.Refuse("weight_block_size", "supported: [128, 128]");
+  if (block == nullptr || *block != json::array({128, 128})) return keys.Refuse("weight_block_size", "supported: [128, 128]");
   config.fp8_blocks = true;
   return absl::OkStatus();
 }
@@ -258,8 +238,7 @@ absl::StatusOr<std::vector<int32_t>> ParseTokenIds(const ConfigKeys& keys, const
   for (const json& id : list) {
     const bool is_id = id.is_number_unsigned() && id.get<uint64_t>() < static_cast<uint64_t>(vocab_size);
     if (!is_id) {
-      return keys.Refuse(
-          key, absl::StrCat("need a token id below vocab_size ", vocab_size, ", a list of such ids, or null"));
+      return keys.Refuse(key, absl::StrCat("need a token id below vocab_size ", vocab_size, ", a list of such ids, or null"));
     }
     ids.push_back(static_cast<int32_t>(id.get<uint64_t>()));
   }
@@ -272,21 +251,17 @@ absl::Status ParseSpecialTokens(const ConfigKeys& keys, std::string_view generat
   ASSIGN_OR_RETURN(std::vector<int32_t> bos, ParseTokenIds(keys, "bos_token_id", config.vocab_size));
   if (!generation_text.empty()) {
     ASSIGN_OR_RETURN(const json generation, ParseStrictJson(kGenerationName, generation_text));
-    if (!generation.is_object())
-      return absl::InvalidArgumentError(absl::StrCat(kGenerationName, ": must be a JSON object"));
+    if (!generation.is_object()) return absl::InvalidArgumentError(absl::StrCat(kGenerationName, ": must be a JSON object"));
     const ConfigKeys generation_keys(generation, absl::StrCat(kGenerationName, ": "), &config.notes);
-    ASSIGN_OR_RETURN(const std::vector<int32_t> more,
-                     ParseTokenIds(generation_keys, "eos_token_id", config.vocab_size));
+    ASSIGN_OR_RETURN(const std::vector<int32_t> more, ParseTokenIds(generation_keys, "eos_token_id", config.vocab_size));
     config.eos_token_ids.insert(config.eos_token_ids.end(), more.begin(), more.end());
     if (bos.empty()) {
       ASSIGN_OR_RETURN(bos, ParseTokenIds(generation_keys, "bos_token_id", config.vocab_size));
     }
   }
   std::sort(config.eos_token_ids.begin(), config.eos_token_ids.end());
-  config.eos_token_ids.erase(std::unique(config.eos_token_ids.begin(), config.eos_token_ids.end()),
-                             config.eos_token_ids.end());
-  if (config.eos_token_ids.empty())
-    config.notes.push_back("no eos_token_id declared: only max_tokens and stop strings end an answer");
+  config.eos_token_ids.erase(std::unique(config.eos_token_ids.begin(), config.eos_token_ids.end()), config.eos_token_ids.end());
+  if (config.eos_token_ids.empty()) config.notes.push_back("no eos_token_id declared: only max_tokens and stop strings end an answer");
   if (bos.size() > 1) return keys.Refuse("bos_token_id", "need one token id or null");
   if (!bos.empty()) config.bos_token_id = bos[0];
   return absl::OkStatus();
@@ -310,8 +285,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json_text, std::st
 }
 
 absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_dir) {
-  ASSIGN_OR_RETURN(const std::string config_text,
-                   ReadSmallFile(absl::StrCat(model_dir, "/", kConfigName), kConfigBytesMax));
+  ASSIGN_OR_RETURN(const std::string config_text, ReadSmallFile(absl::StrCat(model_dir, "/", kConfigName), kConfigBytesMax));
   const std::string generation_path = absl::StrCat(model_dir, "/", kGenerationName);
   absl::StatusOr<std::string> generation_text = ReadSmallFile(generation_path, kConfigBytesMax);
   if (absl::IsNotFound(generation_text.status())) {

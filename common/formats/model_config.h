@@ -78,9 +78,7 @@ struct ModelConfig {
   // What was assumed, for the log ("rope_scaling.original_max_position_embeddings is missing: ...").
   std::vector<std::string> notes;
 
-  bool IsMoeLayer(int64_t layer) const {
-    return n_routed_experts > 0 && layer >= first_k_dense_replace && layer % moe_layer_freq == 0;
-  }
+  bool IsMoeLayer(int64_t layer) const { return n_routed_experts > 0 && layer >= first_k_dense_replace && layer % moe_layer_freq == 0; }
   int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
   int64_t kv_row() const { return kv_lora_rank + qk_rope_head_dim; }  // elements of KV a token and layer
 

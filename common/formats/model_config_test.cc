@@ -63,10 +63,8 @@ TEST(ModelConfig, ReadsEveryKey) {
 }
 
 TEST(ModelConfig, FillsInWhatTransformersFillsIn) {
-  const std::vector<std::string> optional = {"n_group",          "topk_group",
-                                             "norm_topk_prob",   "routed_scaling_factor",
-                                             "n_shared_experts", "first_k_dense_replace",
-                                             "rope_theta",       "model_type"};
+  const std::vector<std::string> optional = {
+      "n_group", "topk_group", "norm_topk_prob", "routed_scaling_factor", "n_shared_experts", "first_k_dense_replace", "rope_theta", "model_type"};
   json v3 = BaseV3(), v2 = BaseV2();
   for (const std::string& key : optional) {
     v3.erase(key);
@@ -96,9 +94,8 @@ TEST(ModelConfig, FillsInWhatTransformersFillsIn) {
 
 TEST(ModelConfig, NullsThatPublishedConfigsHave) {
   json j = BaseV3();
-  for (const char* key :
-       {"q_lora_rank", "n_group", "topk_group", "n_shared_experts", "rope_scaling", "rope_parameters",
-        "quantization_config", "num_nextn_predict_layers", "eos_token_id", "bos_token_id", "head_dim", "qk_head_dim"}) {
+  for (const char* key : {"q_lora_rank", "n_group", "topk_group", "n_shared_experts", "rope_scaling", "rope_parameters", "quantization_config",
+                          "num_nextn_predict_layers", "eos_token_id", "bos_token_id", "head_dim", "qk_head_dim"}) {
     j[key] = nullptr;
   }
   ModelConfig c = MustParse(j);
@@ -155,8 +152,7 @@ TEST(ModelConfig, ArchitecturesAndTypesMustBelongTogether) {
 // One changed key at a time, each refused with its name.
 TEST(ModelConfig, RefusesByKey) {
   const std::vector<std::pair<std::string, std::vector<json>>> bad = {
-      {"vocab_size",
-       {nullptr, "300", 0, -1, 2.5, true, 1e18, 9223372036854775807, 18446744073709551615u, json::array()}},
+      {"vocab_size", {nullptr, "300", 0, -1, 2.5, true, 1e18, 9223372036854775807, 18446744073709551615u, json::array()}},
       {"hidden_size", {nullptr, 0, -136, 4294967296}},
       {"intermediate_size", {0, nullptr}},
       {"moe_intermediate_size", {0, nullptr, -1}},
@@ -205,9 +201,8 @@ TEST(ModelConfig, RefusesByKey) {
     }
   }
   for (const char* key :
-       {"vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers",
-        "num_attention_heads", "max_position_embeddings", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim",
-        "v_head_dim", "n_routed_experts", "num_experts_per_tok"}) {
+       {"vocab_size", "hidden_size", "intermediate_size", "moe_intermediate_size", "num_hidden_layers", "num_attention_heads",
+        "max_position_embeddings", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "n_routed_experts", "num_experts_per_tok"}) {
     json j = BaseV3();
     j.erase(key);
     ExpectRefused(Parse(j), std::string(key) + " is missing");
@@ -246,8 +241,7 @@ TEST(ModelConfig, OtherQuantizationsAreRefusedByName) {
   ExpectRefused(with("quant_method", "compressed-tensors"), "compressed-tensors");
   ExpectRefused(with("fmt", "e5m2"), "e5m2", "e4m3");
   ExpectRefused(with("activation_scheme", "static"), "static");
-  for (const json& block :
-       {json{64, 64}, json{1, 128}, json{128}, json(128), json(nullptr), json{128, 128, 128}, json{128.5, 128}}) {
+  for (const json& block : {json{64, 64}, json{1, 128}, json{128}, json(128), json(nullptr), json{128, 128, 128}, json{128.5, 128}}) {
     ExpectRefused(with("weight_block_size", block), "weight_block_size", "[128, 128]");
   }
   json j = BaseV3();
@@ -256,9 +250,8 @@ TEST(ModelConfig, OtherQuantizationsAreRefusedByName) {
 }
 
 json YarnScaling() {
-  return {{"factor", 40},    {"original_max_position_embeddings", 64},
-          {"beta_fast", 32}, {"beta_slow", 1},
-          {"mscale", 0.707}, {"mscale_all_dim", 0.707}};
+  return {{"factor", 40},           {"original_max_position_embeddings", 64}, {"beta_fast", 32}, {"beta_slow", 1}, {"mscale", 0.707},
+          {"mscale_all_dim", 0.707}};
 }
 
 json WithScaling(json scaling) {
@@ -301,8 +294,7 @@ TEST(RopeDialects, AllSpellingsOfYarnAreOneModel) {
 }
 
 TEST(RopeDialects, NothingMeansNone) {
-  for (const json& none : {json(nullptr), json::object(), json{{"type", "default"}}, json{{"rope_type", "default"}},
-                           json{{"rope_theta", 10000}}}) {
+  for (const json& none : {json(nullptr), json::object(), json{{"type", "default"}}, json{{"rope_type", "default"}}, json{{"rope_theta", 10000}}}) {
     for (const char* key : {"rope_scaling", "rope_parameters"}) {
       json j = BaseV3();
       j[key] = none;
@@ -432,8 +424,7 @@ TEST(EndTokens, AreTheUnionOfBothFiles) {
 }
 
 TEST(EndTokens, ABrokenGenerationConfigIsAnError) {
-  for (const char* text : {"{", "[]", "null", "{\"eos_token_id\": \"</s>\"}", "{\"eos_token_id\": 300}",
-                           "{\"temperature\": NaN}", "   "}) {
+  for (const char* text : {"{", "[]", "null", "{\"eos_token_id\": \"</s>\"}", "{\"eos_token_id\": 300}", "{\"temperature\": NaN}", "   "}) {
     const auto result = Parse(BaseV3(), text);
     ExpectRefused(result, "generation_config.json");
   }
@@ -479,8 +470,7 @@ TEST(StrictJsonText, SurvivesTruncationAndBitFlips) {
   json j = BaseV3();
   j["quantization_config"] = Fp8Blocks();
   const std::string text = j.dump();
-  for (size_t length = 0; length < text.size(); ++length)
-    EXPECT_FALSE(ParseModelConfig(text.substr(0, length), "").ok()) << length;
+  for (size_t length = 0; length < text.size(); ++length) EXPECT_FALSE(ParseModelConfig(text.substr(0, length), "").ok()) << length;
   int refused = 0;
   for (size_t byte = 0; byte < text.size(); ++byte) {
     for (int bit = 0; bit < 8; ++bit) {

@@ -39,17 +39,14 @@ absl::StatusOr<RopeScaling> ParseYarn(const ConfigKeys& keys, int64_t max_positi
   RopeScaling yarn;
   ASSIGN_OR_RETURN(yarn.factor, keys.Double("factor", 1.0, 1e6));
   if (keys.HasValue("original_max_position_embeddings")) {
-    ASSIGN_OR_RETURN(yarn.original_max_position_embeddings,
-                     keys.Int("original_max_position_embeddings", {1, int64_t{1} << 31}));
+    ASSIGN_OR_RETURN(yarn.original_max_position_embeddings, keys.Int("original_max_position_embeddings", {1, int64_t{1} << 31}));
   } else {
     yarn.original_max_position_embeddings = max_position_embeddings;
-    keys.Note(absl::StrCat(keys.path(), "original_max_position_embeddings is missing: max_position_embeddings ",
-                           max_position_embeddings, " taken"));
+    keys.Note(absl::StrCat(keys.path(), "original_max_position_embeddings is missing: max_position_embeddings ", max_position_embeddings, " taken"));
   }
   ASSIGN_OR_RETURN(yarn.beta_fast, keys.DoubleOr("beta_fast", 32.0, 1e-6, 1e6, /*note=*/false));
   ASSIGN_OR_RETURN(yarn.beta_slow, keys.DoubleOr("beta_slow", 1.0, 1e-6, 1e6, /*note=*/false));
-  if (yarn.beta_fast < yarn.beta_slow)
-    return keys.Refuse("beta_fast", absl::StrCat("need at least beta_slow, ", yarn.beta_slow));
+  if (yarn.beta_fast < yarn.beta_slow) return keys.Refuse("beta_fast", absl::StrCat("need at least beta_slow, ", yarn.beta_slow));
   if (keys.HasValue("mscale")) {
     ASSIGN_OR_RETURN(yarn.mscale, keys.Double("mscale", 0.0, 1e3));
   }
@@ -64,8 +61,7 @@ absl::StatusOr<RopeScaling> ParseYarn(const ConfigKeys& keys, int64_t max_positi
   return yarn;
 }
 
-absl::StatusOr<Dialect> ParseDialect(const ConfigKeys& config, const char* key, int64_t max_position_embeddings,
-                                     std::vector<std::string>* notes) {
+absl::StatusOr<Dialect> ParseDialect(const ConfigKeys& config, const char* key, int64_t max_position_embeddings, std::vector<std::string>* notes) {
   Dialect dialect;
   if (!config.HasValue(key)) return dialect;
   const nlohmann::json& object = *config.Find(key);
@@ -107,15 +103,12 @@ bool SameScaling(const std::optional<RopeScaling>& a, const std::optional<RopeSc
 
 }  // namespace
 
-absl::StatusOr<RopeConfig> ParseRopeConfig(const ConfigKeys& config, int64_t max_position_embeddings,
-                                           std::vector<std::string>* notes) {
+absl::StatusOr<RopeConfig> ParseRopeConfig(const ConfigKeys& config, int64_t max_position_embeddings, std::vector<std::string>* notes) {
   ASSIGN_OR_RETURN(const Dialect scaling, ParseDialect(config, "rope_scaling", max_position_embeddings, notes));
   ASSIGN_OR_RETURN(const Dialect parameters, ParseDialect(config, "rope_parameters", max_position_embeddings, notes));
-  if (config.HasValue("rope_scaling") && config.HasValue("rope_parameters") &&
-      !SameScaling(scaling.scaling, parameters.scaling)) {
-    return config.Refuse(
-        "rope_parameters",
-        absl::StrCat("contradicts rope_scaling ", Shown(*config.Find("rope_scaling")), ": remove one of the two"));
+  if (config.HasValue("rope_scaling") && config.HasValue("rope_parameters") && !SameScaling(scaling.scaling, parameters.scaling)) {
+    return config.Refuse("rope_parameters",
+                         absl::StrCat("contradicts rope_scaling ", Shown(*config.Find("rope_scaling")), ": remove one of the two"));
   }
   std::optional<double> theta;
   if (config.HasValue("rope_theta")) {
@@ -124,9 +117,8 @@ absl::StatusOr<RopeConfig> ParseRopeConfig(const ConfigKeys& config, int64_t max
   for (const Dialect* dialect : {&scaling, &parameters}) {
     if (!dialect->theta) continue;
     if (theta && *theta != *dialect->theta) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(config.path(), "rope_theta is given as ", *theta, " and as ", *dialect->theta, " inside ",
-                       dialect == &scaling ? "rope_scaling" : "rope_parameters", ": remove one of the two"));
+      return absl::InvalidArgumentError(absl::StrCat(config.path(), "rope_theta is given as ", *theta, " and as ", *dialect->theta, " inside ",
+                                                     dialect == &scaling ? "rope_scaling" : "rope_parameters", ": remove one of the two"));
     }
     theta = dialect->theta;
   }

@@ -21,7 +21,6 @@ struct RopeConfig {
   std::optional<RopeScaling> scaling;
 };
 
-absl::StatusOr<RopeConfig> ParseRopeConfig(const ConfigKeys& config, int64_t max_position_embeddings,
-                                           std::vector<std::string>* notes);
+absl::StatusOr<RopeConfig> ParseRopeConfig(const ConfigKeys& config, int64_t max_position_embeddings, std::vector<std::string>* notes);
 
 }  // namespace hearth

@@ -10,9 +10,7 @@ namespace hearth {
 namespace {
 
 // Section 3.4 of the paper: attention sharpened with the logarithm of the stretch, weighted by `mscale`.
-double YarnMagnitude(double factor, double mscale) {
-  return factor <= 1.0 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0;
-}
+double YarnMagnitude(double factor, double mscale) { return factor <= 1.0 ? 1.0 : 0.1 * mscale * std::log(factor) + 1.0; }
 
 // The (fractional) frequency index whose wave makes `rotations` turns within the original context.
 double DimensionOfRotations(double rotations, double dim, double theta, double context) {
@@ -31,8 +29,7 @@ double ModelConfig::SoftmaxScale() const {
 double ModelConfig::RopeAttentionFactor() const {
   if (!rope_scaling) return 1.0;
   if (rope_scaling->attention_factor) return *rope_scaling->attention_factor;
-  return YarnMagnitude(rope_scaling->factor, rope_scaling->mscale) /
-         YarnMagnitude(rope_scaling->factor, rope_scaling->mscale_all_dim);
+  return YarnMagnitude(rope_scaling->factor, rope_scaling->mscale) / YarnMagnitude(rope_scaling->factor, rope_scaling->mscale_all_dim);
 }
 
 std::vector<double> ModelConfig::RopeInverseFrequencies() const {

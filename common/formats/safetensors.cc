@@ -38,8 +38,7 @@ class IndexReader : public JsonEvents {
   bool string(string_t& file) override {
     if (!in_map_) return Other();
     // The name becomes a path: it must stay inside the model's directory.
-    if (file.empty() || file == "." || file == ".." ||
-        file.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos) {
+    if (file.empty() || file == "." || file == ".." || file.find_first_of(std::string_view("/\\\0", 3)) != std::string::npos) {
       return Fail(absl::StrCat(Quoted(file), " is not a plain file name"));
     }
     if (!map_.emplace(place_, std::move(file)).second) return Fail("the tensor is given twice");
@@ -62,8 +61,7 @@ class IndexReader : public JsonEvents {
 
  private:
   bool Other() {
-    if (in_map_ || (depth_ == 1 && at_map_))
-      return Fail(in_map_ ? "the file must be a string" : "weight_map must be an object");
+    if (in_map_ || (depth_ == 1 && at_map_)) return Fail(in_map_ ? "the file must be a string" : "weight_map must be an object");
     if (depth_ == 0) return Fail("must be an object");
     return true;
   }
@@ -135,17 +133,15 @@ absl::StatusOr<Inventory> TakeInventory(const std::string& dir) {
     inventory.names.erase(std::unique(inventory.names.begin(), inventory.names.end()), inventory.names.end());
     if (has_single && !std::binary_search(inventory.names.begin(), inventory.names.end(), kSingleFile)) {
       return absl::InvalidArgumentError(
-          absl::StrCat(dir, " holds ", kSingleFile, " and a ", kIndexFile,
-                       " that names other files: two checkpoints in one directory; remove one"));
+          absl::StrCat(dir, " holds ", kSingleFile, " and a ", kIndexFile, " that names other files: two checkpoints in one directory; remove one"));
     }
     NameList missing;
     for (const std::string& name : inventory.names) {
       if (!Exists(dir + "/" + name)) missing.Add(name);
     }
     if (!missing.empty()) {
-      return absl::NotFoundError(absl::StrCat(dir, ": ", missing.size(), " of ", inventory.names.size(),
-                                              " files named by ", kIndexFile, " missing: ", missing.ToString(),
-                                              ": incomplete download?"));
+      return absl::NotFoundError(absl::StrCat(dir, ": ", missing.size(), " of ", inventory.names.size(), " files named by ", kIndexFile,
+                                              " missing: ", missing.ToString(), ": incomplete download?"));
     }
     return inventory;
   }
@@ -155,8 +151,7 @@ absl::StatusOr<Inventory> TakeInventory(const std::string& dir) {
   }
   ASSIGN_OR_RETURN(inventory.names, ListSafetensors(dir));
   if (inventory.names.empty()) {
-    return absl::NotFoundError(
-        absl::StrCat(dir, " holds no ", kSingleFile, ", no ", kIndexFile, " and no other *.safetensors file"));
+    return absl::NotFoundError(absl::StrCat(dir, " holds no ", kSingleFile, ", no ", kIndexFile, " and no other *.safetensors file"));
   }
   return inventory;
 }
@@ -172,8 +167,7 @@ absl::Status CheckIndex(const WeightMap& index, const TensorMap& tensors, const 
     if (found == tensors.end()) {
       missing.Add(absl::StrCat(name, " (", file, ")"));
     } else if (names[static_cast<size_t>(found->second.file)] != file) {
-      elsewhere.Add(
-          absl::StrCat(name, " (index: ", file, ", found in ", names[static_cast<size_t>(found->second.file)], ")"));
+      elsewhere.Add(absl::StrCat(name, " (index: ", file, ", found in ", names[static_cast<size_t>(found->second.file)], ")"));
     }
   }
   for (const auto& [name, tensor] : tensors) {
@@ -181,16 +175,15 @@ absl::Status CheckIndex(const WeightMap& index, const TensorMap& tensors, const 
   }
   if (!missing.empty()) {
     return absl::NotFoundError(absl::StrCat(missing.size(), " of ", index.size(), " tensors named by ", kIndexFile,
-                                            " are in no file: ", missing.ToString(),
-                                            ": incomplete download, or shards of two revisions?"));
+                                            " are in no file: ", missing.ToString(), ": incomplete download, or shards of two revisions?"));
   }
   if (!elsewhere.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(kIndexFile, " and the files disagree about ", elsewhere.size(),
-                                                   " tensors: ", elsewhere.ToString()));
+    return absl::InvalidArgumentError(
+        absl::StrCat(kIndexFile, " and the files disagree about ", elsewhere.size(), " tensors: ", elsewhere.ToString()));
   }
   if (!unknown.empty()) {
-    return absl::InvalidArgumentError(absl::StrCat(unknown.size(), " tensors are not in ", kIndexFile, ": ",
-                                                   unknown.ToString(), ": shards of two revisions?"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(unknown.size(), " tensors are not in ", kIndexFile, ": ", unknown.ToString(), ": shards of two revisions?"));
   }
   return absl::OkStatus();
 }
@@ -215,8 +208,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& model_dir) {
       const auto [at, inserted] = checkpoint.tensors_.try_emplace(std::move(key), std::move(tensor));
       if (!inserted) {
         return absl::InvalidArgumentError(absl::StrCat(model_dir, ": tensor ", Quoted(at->first), " is in both ",
-                                                       inventory.names[static_cast<size_t>(at->second.file)], " and ",
-                                                       name));
+                                                       inventory.names[static_cast<size_t>(at->second.file)], " and ", name));
       }
     }
   }

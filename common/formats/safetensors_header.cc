@@ -27,10 +27,9 @@ std::optional<uint64_t> ElementBits(std::string_view dtype) {
     uint64_t bits;
   };
   static constexpr std::array kEntries = {
-      Entry{"F32", 32},    Entry{"BF16", 16}, Entry{"F8_E4M3", 8}, Entry{"F16", 16}, Entry{"F8_E5M2", 8},
-      Entry{"F8_E8M0", 8}, Entry{"F4", 4},    Entry{"F64", 64},    Entry{"BOOL", 8}, Entry{"U8", 8},
-      Entry{"I8", 8},      Entry{"U16", 16},  Entry{"I16", 16},    Entry{"U32", 32}, Entry{"I32", 32},
-      Entry{"U64", 64},    Entry{"I64", 64},  Entry{"C64", 64},
+      Entry{"F32", 32}, Entry{"BF16", 16}, Entry{"F8_E4M3", 8}, Entry{"F16", 16}, Entry{"F8_E5M2", 8}, Entry{"F8_E8M0", 8},
+      Entry{"F4", 4},   Entry{"F64", 64},  Entry{"BOOL", 8},    Entry{"U8", 8},   Entry{"I8", 8},      Entry{"U16", 16},
+      Entry{"I16", 16}, Entry{"U32", 32},  Entry{"I32", 32},    Entry{"U64", 64}, Entry{"I64", 64},    Entry{"C64", 64},
   };
   for (const Entry& entry : kEntries) {
     if (entry.name == dtype) return entry.bits;
@@ -47,13 +46,10 @@ class HeaderReader : public JsonEvents {
   bool null() override { return Fail("null is not allowed here"); }
   bool boolean(bool) override { return Fail("true or false is not allowed here"); }
   bool number_integer(number_integer_t) override { return Fail("a negative number is not allowed here"); }
-  bool number_float(number_float_t, const string_t& text) override {
-    return Fail(absl::StrCat(text, " is not a whole number below 2^63"));
-  }
+  bool number_float(number_float_t, const string_t& text) override { return Fail(absl::StrCat(text, " is not a whole number below 2^63")); }
   bool number_unsigned(number_unsigned_t value) override {
     if (list_ == nullptr) return Fail("a number is not allowed here");
-    if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max()))
-      return Fail(absl::StrCat(value, " is above 2^63"));
+    if (value > static_cast<uint64_t>(std::numeric_limits<int64_t>::max())) return Fail(absl::StrCat(value, " is above 2^63"));
     if (list_->size() >= kDimensionsMax) return Fail(absl::StrCat("more than ", kDimensionsMax, " numbers"));
     list_->push_back(static_cast<int64_t>(value));
     return true;
@@ -66,22 +62,16 @@ class HeaderReader : public JsonEvents {
   }
   bool start_object(size_t) override {
     switch (level_) {
-      case Level::kOutside:
-        level_ = Level::kTop;
-        return true;
-      case Level::kTop:
-        level_ = in_metadata_ ? Level::kMetadata : Level::kTensor;
-        return true;
-      default:
-        return Fail("an object is not allowed here");
+      case Level::kOutside: level_ = Level::kTop; return true;
+      case Level::kTop: level_ = in_metadata_ ? Level::kMetadata : Level::kTensor; return true;
+      default: return Fail("an object is not allowed here");
     }
   }
   bool end_object() override {
     if (level_ == Level::kTensor) {
       if (!has_dtype_ || !has_shape_ || !has_offsets_) return Fail("dtype, shape and data_offsets are all required");
       if (offsets_.size() != 2) return Fail("data_offsets must be [begin, end]");
-      if (offsets_[0] > offsets_[1])
-        return Fail(absl::StrCat("data_offsets [", offsets_[0], ", ", offsets_[1], "] run backwards"));
+      if (offsets_[0] > offsets_[1]) return Fail(absl::StrCat("data_offsets [", offsets_[0], ", ", offsets_[1], "] run backwards"));
       tensor_.offset = static_cast<uint64_t>(offsets_[0]);
       tensor_.bytes = static_cast<uint64_t>(offsets_[1] - offsets_[0]);
       tensors_.push_back(std::move(tensor_));
@@ -90,8 +80,7 @@ class HeaderReader : public JsonEvents {
     return true;
   }
   bool start_array(size_t) override {
-    if (level_ != Level::kTensor || list_ != nullptr || field_ == Field::kDtype)
-      return Fail("an array is not allowed here");
+    if (level_ != Level::kTensor || list_ != nullptr || field_ == Field::kDtype) return Fail("an array is not allowed here");
     list_ = field_ == Field::kShape ? &tensor_.shape : &offsets_;
     return true;
   }
@@ -161,37 +150,34 @@ absl::Status CheckBytes(const CheckpointTensor& tensor) {
   overflow |= __builtin_mul_overflow(count, *bits, &total_bits);
   if (overflow || total_bits % 8 != 0 || total_bits / 8 != tensor.bytes) {
     const std::string need = overflow ? "more than 2^64 bits" : absl::StrCat((total_bits + 7) / 8, " bytes");
-    return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), ": ", Quoted(tensor.dtype_name),
-                                                   " [", absl::StrJoin(tensor.shape, ", "), "] needs ", need,
-                                                   ", data_offsets give ", tensor.bytes));
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), ": ", Quoted(tensor.dtype_name), " [",
+                                                   absl::StrJoin(tensor.shape, ", "), "] needs ", need, ", data_offsets give ", tensor.bytes));
   }
   return absl::OkStatus();
 }
 
 // Sorts by offset and demands that the tensors tile the data exactly, so that no byte has two meanings or none.
 absl::Status CheckTiling(std::vector<CheckpointTensor>& tensors, uint64_t data_bytes) {
-  std::sort(tensors.begin(), tensors.end(), [](const CheckpointTensor& a, const CheckpointTensor& b) {
-    return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes);
-  });
+  std::sort(tensors.begin(), tensors.end(),
+            [](const CheckpointTensor& a, const CheckpointTensor& b) { return std::pair(a.offset, a.bytes) < std::pair(b.offset, b.bytes); });
   uint64_t end = 0;
   const CheckpointTensor* before = nullptr;
   for (const CheckpointTensor& tensor : tensors) {
     if (tensor.offset != end) {
       const std::string neighbour = before ? absl::StrCat("tensor ", Quoted(before->name), " ends") : "the data starts";
-      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), " starts at data byte ",
-                                                     tensor.offset, " but ", neighbour, " at ", end, ": ",
-                                                     tensor.offset < end ? "they overlap" : "there is a gap"));
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), " starts at data byte ", tensor.offset, " but ", neighbour,
+                                                     " at ", end, ": ", tensor.offset < end ? "they overlap" : "there is a gap"));
     }
     end += tensor.bytes;
     before = &tensor;
   }
   if (end > data_bytes) {
-    return absl::DataLossError(absl::StrCat("the header describes ", end, " bytes of data, the file holds ", data_bytes,
-                                            ": truncated, incomplete download?"));
+    return absl::DataLossError(
+        absl::StrCat("the header describes ", end, " bytes of data, the file holds ", data_bytes, ": truncated, incomplete download?"));
   }
   if (end < data_bytes) {
-    return absl::InvalidArgumentError(absl::StrCat("the header describes ", end, " bytes of data, the file holds ",
-                                                   data_bytes, ": bytes left over at the end"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("the header describes ", end, " bytes of data, the file holds ", data_bytes, ": bytes left over at the end"));
   }
   return absl::OkStatus();
 }
@@ -209,8 +195,7 @@ absl::Status CheckNamesDiffer(const std::vector<CheckpointTensor>& tensors) {
 absl::StatusOr<std::vector<CheckpointTensor>> ReadHeader(const std::string& path) {
   ASSIGN_OR_RETURN(const OpenedFile file, OpenRegularFile(path));
   if (file.bytes < kLengthBytes) {
-    return absl::DataLossError(
-        absl::StrCat("has ", file.bytes, " bytes, too few for a safetensors file: incomplete download?"));
+    return absl::DataLossError(absl::StrCat("has ", file.bytes, " bytes, too few for a safetensors file: incomplete download?"));
   }
   std::array<uint8_t, kLengthBytes> little_endian;
   RETURN_IF_ERROR(ReadExactly(file.fd.get(), path, 0, little_endian.data(), kLengthBytes));
@@ -218,15 +203,13 @@ absl::StatusOr<std::vector<CheckpointTensor>> ReadHeader(const std::string& path
   for (size_t i = kLengthBytes; i-- > 0;) header_bytes = header_bytes << 8 | little_endian[i];
 
   if (header_bytes > kSafetensorsHeaderMax) {
-    return absl::InvalidArgumentError(absl::StrCat("header length ", header_bytes, " is above the format's cap of ",
-                                                   kSafetensorsHeaderMax,
+    return absl::InvalidArgumentError(absl::StrCat("header length ", header_bytes, " is above the format's cap of ", kSafetensorsHeaderMax,
                                                    " bytes: not a safetensors file, or one to be split into shards"));
   }
-  if (header_bytes < 2)
-    return absl::InvalidArgumentError(absl::StrCat("header length ", header_bytes, " leaves no room for \"{}\""));
+  if (header_bytes < 2) return absl::InvalidArgumentError(absl::StrCat("header length ", header_bytes, " leaves no room for \"{}\""));
   if (header_bytes > file.bytes - kLengthBytes) {
-    return absl::DataLossError(absl::StrCat("header length ", header_bytes, " reaches past the end of the file (",
-                                            file.bytes, " bytes): truncated, incomplete download?"));
+    return absl::DataLossError(
+        absl::StrCat("header length ", header_bytes, " reaches past the end of the file (", file.bytes, " bytes): truncated, incomplete download?"));
   }
   std::string header(header_bytes, '\0');
   RETURN_IF_ERROR(ReadExactly(file.fd.get(), path, kLengthBytes, header.data(), header_bytes));

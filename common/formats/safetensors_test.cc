@@ -61,8 +61,7 @@ TEST_F(SafetensorsTest, AnEmptyFileOfTensorsIsFine) {
 }
 
 TEST_F(SafetensorsTest, RefusesFilesTooShortForALength) {
-  for (size_t n = 0; n < 8; ++n)
-    ExpectRefused(std::string(n, '\0'), absl::StatusCode::kDataLoss, "incomplete download?");
+  for (size_t n = 0; n < 8; ++n) ExpectRefused(std::string(n, '\0'), absl::StatusCode::kDataLoss, "incomplete download?");
   ExpectRefused(std::string(8, '\0'), absl::StatusCode::kInvalidArgument, "header length 0");
   ExpectRefused(std::string(9, '\0'), absl::StatusCode::kInvalidArgument, "header length 0");
 }
@@ -81,8 +80,7 @@ TEST_F(SafetensorsTest, RefusesImpossibleHeaderLengths) {
   // At the cap the length is believed and the file is found too short; one above is refused for itself. Neither
   // allocates.
   ExpectRefused(SafetensorsBytes(header, 4, kSafetensorsHeaderMax), absl::StatusCode::kDataLoss, "truncated");
-  ExpectRefused(SafetensorsBytes(header, 4, kSafetensorsHeaderMax + 1), absl::StatusCode::kInvalidArgument,
-                "100000000");
+  ExpectRefused(SafetensorsBytes(header, 4, kSafetensorsHeaderMax + 1), absl::StatusCode::kInvalidArgument, "100000000");
   ExpectRefused(SafetensorsBytes(header, 4, uint64_t{1} << 63), absl::StatusCode::kInvalidArgument, "100000000");
   ExpectRefused(SafetensorsBytes(header, 4, ~uint64_t{0}), absl::StatusCode::kInvalidArgument, "100000000");
 }
@@ -148,9 +146,8 @@ TEST_F(SafetensorsTest, RefusesShapesThatDontFitTheirBytes) {
 
 TEST_F(SafetensorsTest, RefusesGapsOverlapsAndDuplicates) {
   const auto two = [](int begin, int end) {
-    return absl::StrCat(
-        R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[)", begin,
-        ",", end, "]}}");
+    return absl::StrCat(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[0,4]},"b":{"dtype":"U8","shape":[4],"data_offsets":[)", begin, ",", end,
+                        "]}}");
   };
   ASSERT_TRUE(Read(SafetensorsBytes(two(4, 8), 8)).ok());
   ExpectHeaderRefused(two(5, 9), "gap", 9);
@@ -159,9 +156,7 @@ TEST_F(SafetensorsTest, RefusesGapsOverlapsAndDuplicates) {
   ExpectHeaderRefused(R"({"a":{"dtype":"U8","shape":[4],"data_offsets":[1,5]}})", "gap", 5);
   ExpectHeaderRefused(two(4, 8), "left over", 9);
   ExpectRefused(SafetensorsBytes(two(4, 8), 7), absl::StatusCode::kDataLoss, "truncated");
-  ExpectHeaderRefused(
-      R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})",
-      "twice");
+  ExpectHeaderRefused(R"({"a":{"dtype":"U8","shape":[2],"data_offsets":[0,2]},"a":{"dtype":"U8","shape":[2],"data_offsets":[2,4]}})", "twice");
 }
 
 TEST_F(SafetensorsTest, RefusesWhatIsNotARegularFile) {
@@ -175,8 +170,7 @@ TEST_F(SafetensorsTest, RefusesWhatIsNotARegularFile) {
 
 // Whatever is cut off or flipped in header or length, opening answers; it never crashes, hangs or allocates by a lie.
 TEST_F(SafetensorsTest, SurvivesEveryTruncationAndBitFlip) {
-  const std::string good =
-      SafetensorsOf({{"model.a", "F8_E4M3", {2, 4}, 8}, {"model.a_scale_inv", "F32", {1, 1}, 4}, {"b", "I64", {}, 8}});
+  const std::string good = SafetensorsOf({{"model.a", "F8_E4M3", {2, 4}, 8}, {"model.a_scale_inv", "F32", {1, 1}, 4}, {"b", "I64", {}, 8}});
   ASSERT_TRUE(Read(good).ok());
   for (size_t length = 0; length < good.size(); ++length) {
     EXPECT_FALSE(Read(std::string_view(good).substr(0, length)).ok()) << length;
@@ -196,12 +190,10 @@ class CheckpointTest : public ::testing::Test {
  protected:
   void SetUp() override {
     for (int i = 1; i <= 3; ++i) {
-      WriteFile(Shard(i),
-                SafetensorsOf({{absl::StrCat("t", i), "BF16", {2}, 4}, {absl::StrCat("u", i), "F32", {3}, 12}}));
+      WriteFile(Shard(i), SafetensorsOf({{absl::StrCat("t", i), "BF16", {2}, 4}, {absl::StrCat("u", i), "F32", {3}, 12}}));
     }
-    WriteIndex(
-        R"({"metadata":{"total_size":1.5e1},"weight_map":{"t1":"s1.safetensors","u1":"s1.safetensors","t2":"s2.safetensors",)"
-        R"("u2":"s2.safetensors","t3":"s3.safetensors","u3":"s3.safetensors"}})");
+    WriteIndex(R"({"metadata":{"total_size":1.5e1},"weight_map":{"t1":"s1.safetensors","u1":"s1.safetensors","t2":"s2.safetensors",)"
+               R"("u2":"s2.safetensors","t3":"s3.safetensors","u3":"s3.safetensors"}})");
   }
   std::string Shard(int i) { return dir_.At(absl::StrCat("s", i, ".safetensors")); }
   void WriteIndex(std::string_view text) { WriteFile(dir_.At("model.safetensors.index.json"), text); }
@@ -229,8 +221,7 @@ TEST_F(CheckpointTest, OpensShards) {
 TEST_F(CheckpointTest, NamesEveryMissingShard) {
   std::filesystem::remove(Shard(1));
   std::filesystem::remove(Shard(3));
-  ExpectRefused(absl::StatusCode::kNotFound,
-                {"2 of 3 files", "s1.safetensors", "s3.safetensors", "incomplete download?"});
+  ExpectRefused(absl::StatusCode::kNotFound, {"2 of 3 files", "s1.safetensors", "s3.safetensors", "incomplete download?"});
 }
 
 TEST_F(CheckpointTest, SeesAShardThatLacksItsLastByte) {
@@ -258,10 +249,9 @@ TEST_F(CheckpointTest, SeesATensorInAnotherFileThanTheIndexSays) {
 
 TEST_F(CheckpointTest, RefusesIndexesThatAreNoIndexes) {
   for (const char* text :
-       {"", "[]", "7", "{}", R"({"weight_map":null})", R"({"weight_map":[]})", R"({"weight_map":{}})",
-        R"({"weight_map":{"a":7}})", R"({"weight_map":{"a":{}}})", R"({"weight_map":{"a":"../x"}})",
-        R"({"weight_map":{"a":"/etc/passwd"}})", R"({"weight_map":{"a":""}})", R"({"weight_map":{"a":"."}})",
-        R"({"weight_map":{"a":"x\u0000y"}})", R"({"weight_map":{"a":"s1.safetensors","a":"s2.safetensors"}})",
+       {"", "[]", "7", "{}", R"({"weight_map":null})", R"({"weight_map":[]})", R"({"weight_map":{}})", R"({"weight_map":{"a":7}})",
+        R"({"weight_map":{"a":{}}})", R"({"weight_map":{"a":"../x"}})", R"({"weight_map":{"a":"/etc/passwd"}})", R"({"weight_map":{"a":""}})",
+        R"({"weight_map":{"a":"."}})", R"({"weight_map":{"a":"x\u0000y"}})", R"({"weight_map":{"a":"s1.safetensors","a":"s2.safetensors"}})",
         R"({"weight_map":{},"weight_map":{}})", R"({"weight_map":{"a":"s1.safetensors"})"}) {
     WriteIndex(text);
     const auto opened = Checkpoint::Open(dir_.path());

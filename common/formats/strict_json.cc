@@ -32,13 +32,10 @@ std::string Printable(std::string text) {
 std::string KnownMistake(std::string_view rest) {
   for (std::string_view word : {"NaN", "Infinity", "-Infinity"}) {
     if (rest.starts_with(word)) {
-      return absl::StrCat(
-          Sv(word),
-          " is not a JSON number (Python's json module writes it unless allow_nan is off); write a finite number");
+      return absl::StrCat(Sv(word), " is not a JSON number (Python's json module writes it unless allow_nan is off); write a finite number");
     }
   }
-  if (rest.starts_with("//") || rest.starts_with("/*") || rest.starts_with("#"))
-    return "comments are not JSON; remove them";
+  if (rest.starts_with("//") || rest.starts_with("/*") || rest.starts_with("#")) return "comments are not JSON; remove them";
   return "";
 }
 
@@ -113,9 +110,7 @@ bool JsonEvents::parse_error(size_t position, const std::string& last_token, con
 }
 
 absl::Status ParseJsonEvents(std::string_view what, std::string_view text, JsonEvents& events) {
-  const auto error = [&](std::string_view message) {
-    return absl::InvalidArgumentError(absl::StrCat(Sv(what), ": ", Sv(message)));
-  };
+  const auto error = [&](std::string_view message) { return absl::InvalidArgumentError(absl::StrCat(Sv(what), ": ", Sv(message))); };
   if (text.starts_with("\xef\xbb\xbf")) return error("starts with a byte order mark; save it as UTF-8 without BOM");
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return error("is empty");
   bool good = false;

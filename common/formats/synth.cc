@@ -66,34 +66,21 @@ std::vector<SynthTensor> DescribeTensors(const ModelConfig& config) {
   for (const PlannedTensor& planned : PlanTensors(config)) {
     SynthTensor tensor{planned.name, planned.shape, {}};
     switch (planned.role) {
-      case TensorRole::kEmbedding:
-        tensor.spec = {DType::kBF16, 0.0, 1.0};
-        break;
+      case TensorRole::kEmbedding: tensor.spec = {DType::kBF16, 0.0, 1.0}; break;
       // Logits of spread 3: clear favourites, but no certainty.
-      case TensorRole::kHead:
-        tensor.spec = {DType::kBF16, 0.0, 3.0 / std::sqrt(static_cast<double>(config.hidden_size))};
-        break;
-      case TensorRole::kNorm:
-        tensor.spec = {DType::kBF16, 1.0, 0.05};
-        break;
-      case TensorRole::kGate:
-        tensor.spec = {DType::kBF16, 0.0, WeightSpread(config, planned)};
-        break;
-      case TensorRole::kGateBias:
-        tensor.spec = {DType::kF32, 0.0, 0.02};
-        break;
-      default:
-        tensor.spec = {DType::kBF16, 0.0, WeightSpread(config, planned)};
-        break;
+      case TensorRole::kHead: tensor.spec = {DType::kBF16, 0.0, 3.0 / std::sqrt(static_cast<double>(config.hidden_size))}; break;
+      case TensorRole::kNorm: tensor.spec = {DType::kBF16, 1.0, 0.05}; break;
+      case TensorRole::kGate: tensor.spec = {DType::kBF16, 0.0, WeightSpread(config, planned)}; break;
+      case TensorRole::kGateBias: tensor.spec = {DType::kF32, 0.0, 0.02}; break;
+      default: tensor.spec = {DType::kBF16, 0.0, WeightSpread(config, planned)}; break;
     }
     if (!config.fp8_blocks || !planned.may_be_fp8) {
       out.push_back(std::move(tensor));
       continue;
     }
-    SynthTensor scale{
-        planned.name + "_scale_inv",
-        {(planned.shape[0] + kScaleBlock - 1) / kScaleBlock, (planned.shape[1] + kScaleBlock - 1) / kScaleBlock},
-        {DType::kF32, tensor.spec.spread / kF8CodeSpread, 0.25, /*log_normal=*/true}};
+    SynthTensor scale{planned.name + "_scale_inv",
+                      {(planned.shape[0] + kScaleBlock - 1) / kScaleBlock, (planned.shape[1] + kScaleBlock - 1) / kScaleBlock},
+                      {DType::kF32, tensor.spec.spread / kF8CodeSpread, 0.25, /*log_normal=*/true}};
     tensor.spec = {DType::kF8E4M3, 0.0, kF8CodeSpread};
     out.push_back(std::move(tensor));
     out.push_back(std::move(scale));
@@ -109,12 +96,10 @@ std::vector<Shard> CutShards(std::vector<SynthTensor> tensors, uint64_t shard_by
     shards.back().tensors.push_back(std::move(tensor));
   }
   for (size_t i = 0; i < shards.size(); ++i) {
-    shards[i].file = shards.size() == 1 ? "model.safetensors"
-                                        : absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, shards.size());
+    shards[i].file = shards.size() == 1 ? "model.safetensors" : absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, shards.size());
     // Widest elements first, as the format's own writer does it: every tensor is then aligned to its element.
-    std::stable_sort(
-        shards[i].tensors.begin(), shards[i].tensors.end(),
-        [](const SynthTensor& a, const SynthTensor& b) { return DTypeBytes(a.spec.dtype) > DTypeBytes(b.spec.dtype); });
+    std::stable_sort(shards[i].tensors.begin(), shards[i].tensors.end(),
+                     [](const SynthTensor& a, const SynthTensor& b) { return DTypeBytes(a.spec.dtype) > DTypeBytes(b.spec.dtype); });
   }
   return shards;
 }
@@ -124,9 +109,8 @@ std::string ShardHeader(const Shard& shard) {
   std::string json = R"({"__metadata__":{"format":"pt"})";
   uint64_t offset = 0;
   for (const SynthTensor& tensor : shard.tensors) {
-    absl::StrAppend(&json, ",\"", tensor.name, R"(":{"dtype":")", std::string(DTypeName(tensor.spec.dtype)),
-                    R"(","shape":[)", absl::StrJoin(tensor.shape, ","), R"(],"data_offsets":[)", offset, ",",
-                    offset + tensor.bytes(), "]}");
+    absl::StrAppend(&json, ",\"", tensor.name, R"(":{"dtype":")", std::string(DTypeName(tensor.spec.dtype)), R"(","shape":[)",
+                    absl::StrJoin(tensor.shape, ","), R"(],"data_offsets":[)", offset, ",", offset + tensor.bytes(), "]}");
     offset += tensor.bytes();
   }
   json += "}";
@@ -158,8 +142,7 @@ class ShardFile {
     return absl::OkStatus();
   }
   absl::Status Close() {
-    if (::close(fd_.Release()) != 0)
-      return absl::UnavailableError(absl::StrCat("closing ", path_, ": ", std::strerror(errno)));
+    if (::close(fd_.Release()) != 0) return absl::UnavailableError(absl::StrCat("closing ", path_, ": ", std::strerror(errno)));
     return absl::OkStatus();
   }
 
@@ -175,15 +158,13 @@ absl::Status PrepareDirectory(const std::string& dir, uint64_t bytes) {
   if (error) return absl::UnavailableError(absl::StrCat("can't make ", dir, ": ", error.message()));
   const bool is_empty = fs::is_empty(dir, error);
   if (error) return absl::UnavailableError(absl::StrCat("can't list ", dir, ": ", error.message()));
-  if (!is_empty)
-    return absl::FailedPreconditionError(absl::StrCat(dir, " is not empty; name a new directory or empty it"));
+  if (!is_empty) return absl::FailedPreconditionError(absl::StrCat(dir, " is not empty; name a new directory or empty it"));
   struct statvfs disk;
   if (::statvfs(dir.c_str(), &disk) == 0) {
     const uint64_t free = static_cast<uint64_t>(disk.f_bavail) * disk.f_frsize;
     if (free < bytes) {
-      return absl::ResourceExhaustedError(absl::StrCat("the checkpoint needs ", HumanBytes(static_cast<double>(bytes)),
-                                                       ", the disk of ", dir, " has ",
-                                                       HumanBytes(static_cast<double>(free)), " free"));
+      return absl::ResourceExhaustedError(absl::StrCat("the checkpoint needs ", HumanBytes(static_cast<double>(bytes)), ", the disk of ", dir,
+                                                       " has ", HumanBytes(static_cast<double>(free)), " free"));
     }
   }
   return absl::OkStatus();
@@ -191,13 +172,11 @@ absl::Status PrepareDirectory(const std::string& dir, uint64_t bytes) {
 
 // The tokenizer files to write, read or made before anything is written, so that a wrong tokenizer_dir fails in a
 // moment.
-absl::StatusOr<std::vector<std::pair<std::string, std::string>>> TokenizerFiles(const ModelConfig& config,
-                                                                                const std::string& from) {
+absl::StatusOr<std::vector<std::pair<std::string, std::string>>> TokenizerFiles(const ModelConfig& config, const std::string& from) {
   std::vector<std::pair<std::string, std::string>> files;
   if (from.empty()) {
     if (config.vocab_size < kByteTokenizerIds) {
-      return absl::InvalidArgumentError(absl::StrCat("vocab_size ", config.vocab_size,
-                                                     " is too small for the byte-level tokenizer, which needs ",
+      return absl::InvalidArgumentError(absl::StrCat("vocab_size ", config.vocab_size, " is too small for the byte-level tokenizer, which needs ",
                                                      kByteTokenizerIds, "; raise it or name a tokenizer_dir"));
     }
     files.emplace_back("tokenizer.json", ByteTokenizerJson(config.vocab_size));
@@ -259,8 +238,7 @@ absl::Status WriteSynthCheckpoint(const std::string& config_json, const SynthOpt
     RETURN_IF_ERROR(file.Close());
   }
   const std::string prefix = options.out_dir + "/";
-  if (shards.size() > 1)
-    RETURN_IF_ERROR(WriteSmallFile(prefix + "model.safetensors.index.json", IndexJson(shards, total)));
+  if (shards.size() > 1) RETURN_IF_ERROR(WriteSmallFile(prefix + "model.safetensors.index.json", IndexJson(shards, total)));
   for (const auto& [name, text] : tokenizer_files) RETURN_IF_ERROR(WriteSmallFile(prefix + name, text));
   RETURN_IF_ERROR(WriteSmallFile(prefix + "generation_config.json", GenerationConfigJson(config)));
   // Last, because a directory without config.json is no model: an interrupted run can't be taken for a whole one.

@@ -53,8 +53,7 @@ void ExpectGoodModel(const std::string& dir) {
   ASSERT_TRUE(fits.ok()) << fits;
   for (const auto& [name, tensor] : checkpoint->tensors()) {
     const std::string bytes = TensorBytes(*checkpoint, name);
-    const absl::Status good = CheckValues(name, tensor.dtype, bytes.data(), bytes.size() / DTypeBytes(tensor.dtype),
-                                          name.ends_with("_scale_inv"));
+    const absl::Status good = CheckValues(name, tensor.dtype, bytes.data(), bytes.size() / DTypeBytes(tensor.dtype), name.ends_with("_scale_inv"));
     ASSERT_TRUE(good.ok()) << good;
     EXPECT_EQ(tensor.offset % DTypeBytes(tensor.dtype), 0u) << name;
   }
@@ -87,8 +86,7 @@ TEST(Synth, ShardsAndOrderDontChangeTheValues) {
   ASSERT_TRUE(WriteSynthCheckpoint(SynthConfig().dump(), Options(dir.At("many"), 1, 1'000'000)).ok());
   ASSERT_TRUE(WriteSynthCheckpoint(SynthConfig().dump(), Options(dir.At("other"), 2)).ok());
   ExpectGoodModel(dir.At("many"));
-  const auto one = Checkpoint::Open(dir.At("one")), many = Checkpoint::Open(dir.At("many")),
-             other = Checkpoint::Open(dir.At("other"));
+  const auto one = Checkpoint::Open(dir.At("one")), many = Checkpoint::Open(dir.At("many")), other = Checkpoint::Open(dir.At("other"));
   ASSERT_TRUE(one.ok() && many.ok() && other.ok());
   EXPECT_GT(many->files().size(), 3u);
   for (const CheckpointFile& file : many->files()) EXPECT_LT(file.bytes, 1'100'000u);

@@ -50,26 +50,21 @@ std::string ByteTokenizerJson(int64_t vocab_size) {
   for (int64_t id = kByteTokenizerIds; id < vocab_size; ++id) put(absl::StrCat(blank, "w", id), id);
   vocab_text += "}";
 
-  const ordered_json byte_level = {
-      {"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
-  const std::string head =
-      ordered_json{{"version", "1.0"},          {"truncation", nullptr}, {"padding", nullptr},
-                   {"added_tokens", added},     {"normalizer", nullptr}, {"pre_tokenizer", byte_level},
-                   {"post_processor", nullptr}, {"decoder", byte_level}}
-          .dump();
-  const std::string model = ordered_json{
-      {"type", "BPE"},
-      {"dropout", nullptr},
-      {"unk_token", nullptr},
-      {"continuing_subword_prefix", nullptr},
-      {"end_of_word_suffix", nullptr},
-      {"fuse_unk", false},
-      {"byte_fallback", false},
-      {"ignore_merges", false},
-      {"merges",
-       ordered_json::array()}}.dump();
-  return absl::StrCat(head.substr(0, head.size() - 1), ",\"model\":", model.substr(0, model.size() - 1),
-                      ",\"vocab\":", vocab_text, "}}\n");
+  const ordered_json byte_level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", true}, {"use_regex", true}};
+  const std::string head = ordered_json{{"version", "1.0"},      {"truncation", nullptr},       {"padding", nullptr},        {"added_tokens", added},
+                                        {"normalizer", nullptr}, {"pre_tokenizer", byte_level}, {"post_processor", nullptr}, {"decoder", byte_level}}
+                               .dump();
+  const std::string model = ordered_json{{"type", "BPE"},
+                                         {"dropout", nullptr},
+                                         {"unk_token", nullptr},
+                                         {"continuing_subword_prefix", nullptr},
+                                         {"end_of_word_suffix", nullptr},
+                                         {"fuse_unk", false},
+                                         {"byte_fallback", false},
+                                         {"ignore_merges", false},
+                                         {"merges", ordered_json::array()}}
+                                .dump();
+  return absl::StrCat(head.substr(0, head.size() - 1), ",\"model\":", model.substr(0, model.size() - 1), ",\"vocab\":", vocab_text, "}}\n");
 }
 
 std::string ByteTokenizerConfigJson(int64_t max_position_embeddings) {

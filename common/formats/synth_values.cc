@@ -14,9 +14,7 @@ constexpr size_t kNormals = 1 << 16;  // an index is 16 random bits
 
 void Store(DType dtype, float value, unsigned char* out) {
   switch (dtype) {
-    case DType::kF32:
-      std::memcpy(out, &value, 4);
-      return;
+    case DType::kF32: std::memcpy(out, &value, 4); return;
     case DType::kBF16: {
       const bf16 rounded = ToBf16(value);
       std::memcpy(out, &rounded.bits, 2);
@@ -27,19 +25,15 @@ void Store(DType dtype, float value, unsigned char* out) {
       std::memcpy(out, &bits, 2);
       return;
     }
-    case DType::kF8E4M3:
-      *out = FloatToF8E4M3(value);
-      return;
-    case DType::kInvalid:
-      break;
+    case DType::kF8E4M3: *out = FloatToF8E4M3(value); return;
+    case DType::kInvalid: break;
   }
   HEARTH_CHECK(false);
 }
 
 }  // namespace
 
-SynthRandom::SynthRandom(uint64_t seed, std::string_view name)
-    : state_(Xxh3_64(name.data(), name.size()) ^ (seed * 0x9e3779b97f4a7c15u)) {}
+SynthRandom::SynthRandom(uint64_t seed, std::string_view name) : state_(Xxh3_64(name.data(), name.size()) ^ (seed * 0x9e3779b97f4a7c15u)) {}
 
 uint64_t SynthRandom::Next() {
   state_ += 0x9e3779b97f4a7c15u;

@@ -48,15 +48,13 @@ class PlanBuilder {
     }
     AddLinear("self_attn.kv_a_proj_with_mqa.weight", c_.kv_row(), c_.hidden_size);
     Add(TensorRole::kNorm, "self_attn.kv_a_layernorm.weight", {c_.kv_lora_rank});
-    AddLinear("self_attn.kv_b_proj.weight", c_.num_attention_heads * (c_.qk_nope_head_dim + c_.v_head_dim),
-              c_.kv_lora_rank);
+    AddLinear("self_attn.kv_b_proj.weight", c_.num_attention_heads * (c_.qk_nope_head_dim + c_.v_head_dim), c_.kv_lora_rank);
     AddLinear("self_attn.o_proj.weight", c_.hidden_size, c_.num_attention_heads * c_.v_head_dim);
   }
 
   void AddMoe() {
     Add(TensorRole::kGate, "mlp.gate.weight", {c_.n_routed_experts, c_.hidden_size});
-    if (c_.topk_method == TopkMethod::kNoauxTc)
-      Add(TensorRole::kGateBias, "mlp.gate.e_score_correction_bias", {c_.n_routed_experts});
+    if (c_.topk_method == TopkMethod::kNoauxTc) Add(TensorRole::kGateBias, "mlp.gate.e_score_correction_bias", {c_.n_routed_experts});
     const int64_t inner = c_.moe_intermediate_size;
     for (int64_t expert = 0; expert < c_.n_routed_experts; ++expert) {
       const std::string name = absl::StrCat("mlp.experts.", expert, ".");
@@ -76,9 +74,7 @@ class PlanBuilder {
   PlannedTensor& Add(TensorRole role, const std::string& name, std::vector<int64_t> shape) {
     return plan_.emplace_back(PlannedTensor{prefix_ + name, role, std::move(shape), layer_, -1, false});
   }
-  void AddLinear(const std::string& name, int64_t rows, int64_t columns) {
-    Add(TensorRole::kLinear, name, {rows, columns}).may_be_fp8 = true;
-  }
+  void AddLinear(const std::string& name, int64_t rows, int64_t columns) { Add(TensorRole::kLinear, name, {rows, columns}).may_be_fp8 = true; }
   void AddExpert(TensorRole role, const std::string& name, int64_t expert, int64_t rows, int64_t columns) {
     PlannedTensor& tensor = Add(role, name, {rows, columns});
     tensor.expert = expert;
@@ -91,49 +87,42 @@ class PlanBuilder {
   int64_t layer_ = -1;
 };
 
-std::string ShapeText(const std::vector<int64_t>& shape) {
-  return absl::StrCat("[", absl::StrJoin(shape, ", "), "]");
-}
+std::string ShapeText(const std::vector<int64_t>& shape) { return absl::StrCat("[", absl::StrJoin(shape, ", "), "]"); }
 
-absl::Status CheckShape(const std::string& name, const std::vector<int64_t>& found, const std::vector<int64_t>& wanted,
-                        std::string_view why) {
+absl::Status CheckShape(const std::string& name, const std::vector<int64_t>& found, const std::vector<int64_t>& wanted, std::string_view why) {
   if (found == wanted) return absl::OkStatus();
-  return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(name), " has shape ", ShapeText(found), ", ",
-                                                 Sv(why), " needs ", ShapeText(wanted)));
+  return absl::InvalidArgumentError(
+      absl::StrCat("tensor ", Quoted(name), " has shape ", ShapeText(found), ", ", Sv(why), " needs ", ShapeText(wanted)));
 }
 
 absl::Status CheckScale(const PlannedTensor& planned, const CheckpointTensor& scale) {
   if (scale.dtype != DType::kF32 && scale.dtype != DType::kBF16) {
-    return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(scale.name), " has dtype ",
-                                                   Quoted(scale.dtype_name), "; supported for scales: F32, BF16"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", Quoted(scale.name), " has dtype ", Quoted(scale.dtype_name), "; supported for scales: F32, BF16"));
   }
-  const std::vector<int64_t> wanted = {(planned.shape[0] + kScaleBlock - 1) / kScaleBlock,
-                                       (planned.shape[1] + kScaleBlock - 1) / kScaleBlock};
-  return CheckShape(
-      scale.name, scale.shape, wanted,
-      absl::StrCat("one scale a ", kScaleBlock, "x", kScaleBlock, " block of the weight's ", ShapeText(planned.shape)));
+  const std::vector<int64_t> wanted = {(planned.shape[0] + kScaleBlock - 1) / kScaleBlock, (planned.shape[1] + kScaleBlock - 1) / kScaleBlock};
+  return CheckShape(scale.name, scale.shape, wanted,
+                    absl::StrCat("one scale a ", kScaleBlock, "x", kScaleBlock, " block of the weight's ", ShapeText(planned.shape)));
 }
 
 // One tensor that is there, and its scale, which counts as needed and may be missing.
-absl::Status CheckTensor(const ModelConfig& config, const PlannedTensor& planned, const CheckpointTensor& tensor,
-                         const Checkpoint& checkpoint, size_t& needed, NameList& missing) {
+absl::Status CheckTensor(const ModelConfig& config, const PlannedTensor& planned, const CheckpointTensor& tensor, const Checkpoint& checkpoint,
+                         size_t& needed, NameList& missing) {
   RETURN_IF_ERROR(CheckShape(tensor.name, tensor.shape, planned.shape, "config.json"));
   const std::string scale_name = planned.name + kScaleSuffix;
   const CheckpointTensor* scale = checkpoint.Find(scale_name);
   if (tensor.dtype == DType::kInvalid || (tensor.dtype == DType::kF8E4M3 && !planned.may_be_fp8)) {
-    return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), " has dtype ",
-                                                   Quoted(tensor.dtype_name), "; supported here: F32, F16, BF16",
-                                                   planned.may_be_fp8 ? ", F8_E4M3 with 128x128 scales" : ""));
+    return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), " has dtype ", Quoted(tensor.dtype_name),
+                                                   "; supported here: F32, F16, BF16", planned.may_be_fp8 ? ", F8_E4M3 with 128x128 scales" : ""));
   }
   if (tensor.dtype != DType::kF8E4M3) {
     if (scale == nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(scale_name), " is a scale, but its weight is ",
-                                                   std::string(DTypeName(tensor.dtype)),
-                                                   ", which has none: files of two conversions mixed?"));
+                                                   std::string(DTypeName(tensor.dtype)), ", which has none: files of two conversions mixed?"));
   }
   if (!config.fp8_blocks) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        "tensor ", Quoted(tensor.name), " is F8_E4M3, but config.json has no quantization_config; restore it"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", Quoted(tensor.name), " is F8_E4M3, but config.json has no quantization_config; restore it"));
   }
   ++needed;
   if (scale == nullptr) {
@@ -147,21 +136,16 @@ absl::Status CheckTensor(const ModelConfig& config, const PlannedTensor& planned
 std::string QueryRankHint(const ModelConfig& config, const Checkpoint& checkpoint) {
   const bool has_low_rank = checkpoint.Find("model.layers.0.self_attn.q_a_proj.weight") != nullptr;
   const bool has_plain = checkpoint.Find("model.layers.0.self_attn.q_proj.weight") != nullptr;
-  if (!config.q_lora_rank && has_low_rank && !has_plain)
-    return " (the checkpoint has q_a_proj: config.json needs its q_lora_rank)";
-  if (config.q_lora_rank && has_plain && !has_low_rank)
-    return " (the checkpoint has q_proj: q_lora_rank in config.json should be null)";
+  if (!config.q_lora_rank && has_low_rank && !has_plain) return " (the checkpoint has q_a_proj: config.json needs its q_lora_rank)";
+  if (config.q_lora_rank && has_plain && !has_low_rank) return " (the checkpoint has q_proj: q_lora_rank in config.json should be null)";
   return "";
 }
 
 }  // namespace
 
-std::vector<PlannedTensor> PlanTensors(const ModelConfig& config) {
-  return PlanBuilder(config).Build();
-}
+std::vector<PlannedTensor> PlanTensors(const ModelConfig& config) { return PlanBuilder(config).Build(); }
 
-absl::Status CheckPlan(const ModelConfig& config, const std::vector<PlannedTensor>& plan,
-                       const Checkpoint& checkpoint) {
+absl::Status CheckPlan(const ModelConfig& config, const std::vector<PlannedTensor>& plan, const Checkpoint& checkpoint) {
   NameList missing;
   size_t needed = plan.size();
   absl::Status first_error;
@@ -176,9 +160,8 @@ absl::Status CheckPlan(const ModelConfig& config, const std::vector<PlannedTenso
   // What is wrong outranks what is missing: a checkpoint of another shape usually also lacks something.
   if (!first_error.ok()) return Annotate(first_error, checkpoint.dir());
   if (!missing.empty()) {
-    return absl::NotFoundError(absl::StrCat(checkpoint.dir(), ": ", missing.size(), " of ", needed,
-                                            " tensors missing: ", missing.ToString(), QueryRankHint(config, checkpoint),
-                                            ": incomplete download?"));
+    return absl::NotFoundError(absl::StrCat(checkpoint.dir(), ": ", missing.size(), " of ", needed, " tensors missing: ", missing.ToString(),
+                                            QueryRankHint(config, checkpoint), ": incomplete download?"));
   }
   return absl::OkStatus();
 }

@@ -30,8 +30,7 @@ class PlanTest : public ::testing::Test {
     for (const PlannedTensor& planned : PlanTensors(config_)) {
       const bool fp8 = config_.fp8_blocks && planned.may_be_fp8;
       Put(planned.name, fp8 ? "F8_E4M3" : "BF16", planned.shape);
-      if (fp8)
-        Put(planned.name + "_scale_inv", "F32", {(planned.shape[0] + 127) / 128, (planned.shape[1] + 127) / 128});
+      if (fp8) Put(planned.name + "_scale_inv", "F32", {(planned.shape[0] + 127) / 128, (planned.shape[1] + 127) / 128});
     }
   }
   void BuildFp8() {
@@ -40,8 +39,7 @@ class PlanTest : public ::testing::Test {
     Build(j);
   }
   void Put(const std::string& name, const std::string& dtype, std::vector<int64_t> shape) {
-    static const std::map<std::string, uint64_t> kBytes = {{"F32", 4},     {"BF16", 2}, {"F16", 2},
-                                                           {"F8_E4M3", 1}, {"I64", 8},  {"F8_E5M2", 1}};
+    static const std::map<std::string, uint64_t> kBytes = {{"F32", 4}, {"BF16", 2}, {"F16", 2}, {"F8_E4M3", 1}, {"I64", 8}, {"F8_E5M2", 1}};
     uint64_t bytes = kBytes.at(dtype);
     for (int64_t d : shape) bytes *= static_cast<uint64_t>(d);
     tensors_[name] = FakeTensor{name, dtype, std::move(shape), bytes};
@@ -84,8 +82,7 @@ TEST_F(PlanTest, ListsWhatAPassNeedsInItsOrder) {
   EXPECT_EQ(at->expert, 7);
   EXPECT_EQ(at->shape, (std::vector<int64_t>{96, 136}));
   EXPECT_TRUE(at->may_be_fp8);
-  for (size_t i = 1; i + 2 < plan.size(); ++i)
-    EXPECT_LE(plan[i].layer, plan[i + 1].layer + (plan[i + 1].layer == -1 ? 100 : 0));
+  for (size_t i = 1; i + 2 < plan.size(); ++i) EXPECT_LE(plan[i].layer, plan[i + 1].layer + (plan[i + 1].layer == -1 ? 100 : 0));
 }
 
 TEST_F(PlanTest, GreedyGatesHaveNoBiasAndTiedModelsNoHead) {
@@ -122,9 +119,8 @@ TEST_F(PlanTest, NamesMissingTensorsAndScales) {
   tensors_.erase(kVictim);
   tensors_.erase("model.norm.weight");
   tensors_.erase(std::string(kKvA) + "_scale_inv");
-  ExpectRefused(absl::StatusCode::kNotFound,
-                {absl::StrCat("3 of ", needed, " tensors missing"), kVictim, "model.norm.weight",
-                 std::string(kKvA) + "_scale_inv", "incomplete download?"});
+  ExpectRefused(absl::StatusCode::kNotFound, {absl::StrCat("3 of ", needed, " tensors missing"), kVictim, "model.norm.weight",
+                                              std::string(kKvA) + "_scale_inv", "incomplete download?"});
 }
 
 TEST_F(PlanTest, NamesOnlyAFewOfVeryManyMissing) {
@@ -205,16 +201,15 @@ TEST_P(ReferenceModel, FitsItsPlanAndHoldsGoodValues) {
   const absl::Status fits = CheckPlan(*config, PlanTensors(*config), *checkpoint);
   EXPECT_TRUE(fits.ok()) << fits;
   for (const auto& [tensor_name, tensor] : checkpoint->tensors()) {
-    const std::string bytes =
-        ReadSlice(checkpoint->files()[static_cast<size_t>(tensor.file)].path, tensor.offset, tensor.bytes);
-    const absl::Status good = CheckValues(tensor_name, tensor.dtype, bytes.data(),
-                                          bytes.size() / DTypeBytes(tensor.dtype), tensor_name.ends_with("_scale_inv"));
+    const std::string bytes = ReadSlice(checkpoint->files()[static_cast<size_t>(tensor.file)].path, tensor.offset, tensor.bytes);
+    const absl::Status good =
+        CheckValues(tensor_name, tensor.dtype, bytes.data(), bytes.size() / DTypeBytes(tensor.dtype), tensor_name.ends_with("_scale_inv"));
     EXPECT_TRUE(good.ok()) << good;
   }
 }
 INSTANTIATE_TEST_SUITE_P(Supported, ReferenceModel,
-                         ::testing::Values("fable-moe", "deepseek_v3_yarn", "deepseek_v3_odd", "kimi_k2",
-                                           "deepseek_v3_no_qlora", "deepseek_v2_lite"));
+                         ::testing::Values("fable-moe", "deepseek_v3_yarn", "deepseek_v3_odd", "kimi_k2", "deepseek_v3_no_qlora",
+                                           "deepseek_v2_lite"));
 
 class OtherFamily : public ::testing::TestWithParam<std::pair<const char*, const char*>> {};
 
@@ -223,17 +218,14 @@ TEST_P(OtherFamily, IsRefusedByName) {
   if (!std::filesystem::exists(dir)) GTEST_SKIP() << dir << " is not here";
   const absl::Status status = ReadModelConfig(dir).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(Message(status), AllOf(HasSubstr(GetParam().second), HasSubstr("not supported"),
-                                     HasSubstr("supported: DeepseekV3ForCausalLM")));
+  EXPECT_THAT(Message(status), AllOf(HasSubstr(GetParam().second), HasSubstr("not supported"), HasSubstr("supported: DeepseekV3ForCausalLM")));
 }
-INSTANTIATE_TEST_SUITE_P(
-    Unsupported, OtherFamily,
-    ::testing::Values(std::pair("mixtral", "MixtralForCausalLM"), std::pair("dbrx", "DbrxForCausalLM"),
-                      std::pair("qwen2_moe", "Qwen2MoeForCausalLM"), std::pair("qwen3_moe", "Qwen3MoeForCausalLM"),
-                      std::pair("qwen3_moe_bf16_tied", "Qwen3MoeForCausalLM"),
-                      std::pair("gpt_oss", "GptOssForCausalLM"), std::pair("glm4_moe", "Glm4MoeForCausalLM"),
-                      std::pair("glm4_moe_lite", "Glm4MoeLiteForCausalLM"),
-                      std::pair("minimax_m2", "MiniMaxM2ForCausalLM")));
+INSTANTIATE_TEST_SUITE_P(Unsupported, OtherFamily,
+                         ::testing::Values(std::pair("mixtral", "MixtralForCausalLM"), std::pair("dbrx", "DbrxForCausalLM"),
+                                           std::pair("qwen2_moe", "Qwen2MoeForCausalLM"), std::pair("qwen3_moe", "Qwen3MoeForCausalLM"),
+                                           std::pair("qwen3_moe_bf16_tied", "Qwen3MoeForCausalLM"), std::pair("gpt_oss", "GptOssForCausalLM"),
+                                           std::pair("glm4_moe", "Glm4MoeForCausalLM"), std::pair("glm4_moe_lite", "Glm4MoeLiteForCausalLM"),
+                                           std::pair("minimax_m2", "MiniMaxM2ForCausalLM")));
 
 }  // namespace
 }  // namespace hearth

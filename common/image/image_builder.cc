@@ -9,14 +9,14 @@
 #include "common/base/logging.h"
 #include "common/base/publish_point.h"
 #include "common/base/time.h"
-#include "common/numa/topology.h"
-#include "common/shm/generations.h"
-#include "common/shm/weight_image.h"
 #include "common/image/image_plan.h"
 #include "common/image/image_reader.h"
 #include "common/image/image_room.h"
 #include "common/image/image_segments.h"
 #include "common/image/image_writer.h"
+#include "common/numa/topology.h"
+#include "common/shm/generations.h"
+#include "common/shm/weight_image.h"
 
 namespace hearth {
 namespace {
@@ -67,10 +67,9 @@ absl::Status CheckSums(const ImageFiles& image, const ReadOptions& options) {
       if (range.bytes == 0) continue;
       const uint64_t sum = Xxh3_64(image.segments[range.segment].body() + range.offset, range.bytes);
       if (sum != range.sum) {
-        return absl::DataLossError(absl::StrCat(
-            ManifestTargetName(image.manifest, target), ": its ", range.bytes, " bytes at ",
-            range.offset + kRegionHeaderBytes, " of ", image.segments[range.segment].path(),
-            " do not have the sum of the manifest: memory or software has changed them; load the model anew"));
+        return absl::DataLossError(absl::StrCat(ManifestTargetName(image.manifest, target), ": its ", range.bytes, " bytes at ",
+                                                range.offset + kRegionHeaderBytes, " of ", image.segments[range.segment].path(),
+                                                " do not have the sum of the manifest: memory or software has changed them; load the model anew"));
       }
       done.fetch_add(range.bytes, std::memory_order_relaxed);
     }
@@ -92,19 +91,17 @@ absl::Status CheckSamePlan(const Manifest& image, const ImagePlan& plan) {
   }
   for (size_t i = 0; i < fresh.tensors.size(); ++i) {
     const TensorRow &a = image.tensors[i], &b = fresh.tensors[i];
-    if (image.tensor_names[i] != fresh.tensor_names[i])
-      return differs(absl::StrCat(image.tensor_names[i], " against ", fresh.tensor_names[i]));
-    if (a.dtype != b.dtype || a.rank != b.rank || !std::equal(a.dims, a.dims + kManifestRankMax, b.dims) ||
-        a.segment != b.segment || a.offset != b.offset || a.scale_offset != b.scale_offset) {
+    if (image.tensor_names[i] != fresh.tensor_names[i]) return differs(absl::StrCat(image.tensor_names[i], " against ", fresh.tensor_names[i]));
+    if (a.dtype != b.dtype || a.rank != b.rank || !std::equal(a.dims, a.dims + kManifestRankMax, b.dims) || a.segment != b.segment ||
+        a.offset != b.offset || a.scale_offset != b.scale_offset) {
       return differs(absl::StrCat("tensor ", fresh.tensor_names[i], " has another dtype, shape or place"));
     }
   }
   for (size_t i = 0; i < fresh.experts.size(); ++i) {
     const ExpertRow &a = image.experts[i], &b = fresh.experts[i];
-    if (a.layer != b.layer || a.expert != b.expert || a.segment != b.segment || a.offset != b.offset ||
-        a.begin != b.begin || a.count != b.count || a.dtype != b.dtype || a.hidden != b.hidden) {
-      return differs(absl::StrCat(plan.TargetName(static_cast<uint32_t>(fresh.tensors.size() + i)),
-                                  " has another dtype, shape or place"));
+    if (a.layer != b.layer || a.expert != b.expert || a.segment != b.segment || a.offset != b.offset || a.begin != b.begin || a.count != b.count ||
+        a.dtype != b.dtype || a.hidden != b.hidden) {
+      return differs(absl::StrCat(plan.TargetName(static_cast<uint32_t>(fresh.tensors.size() + i)), " has another dtype, shape or place"));
     }
   }
   return absl::OkStatus();
@@ -134,14 +131,12 @@ absl::StatusOr<BuildResult> BuildImage(const BuildOptions& options) {
   const Topology topology = DiscoverTopology();
   result.notes = plan.config.notes;
   result.notes.insert(result.notes.end(), topology.notes.begin(), topology.notes.end());
-  ASSIGN_OR_RETURN(std::vector<ShmRegion> segments,
-                   CreateSegments(options.place, generation, needs.segment_bytes, topology,
-                                  {.progress = options.allocating, .cancelled = options.cancelled}, result.notes));
+  ASSIGN_OR_RETURN(std::vector<ShmRegion> segments, CreateSegments(options.place, generation, needs.segment_bytes, topology,
+                                                                   {.progress = options.allocating, .cancelled = options.cancelled}, result.notes));
   std::vector<uint8_t*> bodies;
   for (const ShmRegion& segment : segments) bodies.push_back(segment.body());
-  ASSIGN_OR_RETURN(ShmRegion manifest_region,
-                   ShmRegion::Create(options.place.Path(kManifestWhat, generation), RegionKind::kManifest,
-                                     kManifestVersion, generation, needs.manifest_bytes));
+  ASSIGN_OR_RETURN(ShmRegion manifest_region, ShmRegion::Create(options.place.Path(kManifestWhat, generation), RegionKind::kManifest,
+                                                                kManifestVersion, generation, needs.manifest_bytes));
 
   ImageWriter writer(plan, bodies);
   RETURN_IF_ERROR(ReadSources(plan, writer, read));

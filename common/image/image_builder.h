@@ -25,11 +25,11 @@ struct LoadProgress {
 struct BuildOptions {
   std::string model_dir;
   RegionPlace place;
-  int num_shards = 1;   // NUMA shards of routed experts; may exceed the machine's nodes (a pretended topology)
-  int num_threads = 0;  // readers; 0: as many as the machine has cores, but 8 to 16
+  int num_shards = 1;                                   // NUMA shards of routed experts; may exceed the machine's nodes (a pretended topology)
+  int num_threads = 0;                                  // readers; 0: as many as the machine has cores, but 8 to 16
   std::function<void(const LoadProgress&)> allocating;  // as `progress`, before the first read: memory that has been allocated
-  std::function<void(const LoadProgress&)> progress;  // several times a second, from the calling thread; may be empty
-  std::function<bool()> cancelled;  // asked on the calling thread about twenty times a second; may be empty
+  std::function<void(const LoadProgress&)> progress;    // several times a second, from the calling thread; may be empty
+  std::function<bool()> cancelled;                      // asked on the calling thread about twenty times a second; may be empty
   // Called when all else is done, just before the manifest becomes READY: what must exist together with the generation
   // (KV pool, table) is made here. Its error removes everything.
   std::function<absl::Status(const Hash128& generation)> before_ready;

@@ -14,14 +14,14 @@
 #include <sstream>
 #include <thread>
 
-#include "common/shm/generations.h"
-#include "common/shm/manifest.h"
-#include "common/shm/weight_image.h"
 #include "common/image/image_plan.h"
 #include "common/image/image_reader.h"
 #include "common/image/image_room.h"
 #include "common/image/image_test_checkpoint.h"
 #include "common/image/image_writer.h"
+#include "common/shm/generations.h"
+#include "common/shm/manifest.h"
+#include "common/shm/weight_image.h"
 
 namespace hearth {
 namespace {
@@ -30,9 +30,7 @@ namespace fs = std::filesystem;
 using testing::AllOf;
 using testing::HasSubstr;
 
-std::string Message(const absl::Status& status) {
-  return std::string(status.message());
-}
+std::string Message(const absl::Status& status) { return std::string(status.message()); }
 
 std::string SourceDir() {
   const char* dir = getenv("HEARTH_SOURCE_DIR");
@@ -42,9 +40,7 @@ std::string SharedDir() {
   const char* dir = getenv("HEARTH_SHARED_DIR");
   return dir != nullptr ? dir : SourceDir() + "/../shared";
 }
-std::string FableDir() {
-  return SourceDir() + "/deploy/models/fable-moe";
-}
+std::string FableDir() { return SourceDir() + "/deploy/models/fable-moe"; }
 
 class ImageTest : public testing::Test {
  protected:
@@ -83,8 +79,7 @@ class ImageTest : public testing::Test {
     ASSERT_TRUE(checkpoint.ok()) << Message(checkpoint.status());
     const CheckpointTensor* t = checkpoint->Find(tensor);
     ASSERT_NE(t, nullptr) << tensor;
-    std::fstream file(checkpoint->files()[static_cast<size_t>(t->file)].path,
-                      std::ios::binary | std::ios::in | std::ios::out);
+    std::fstream file(checkpoint->files()[static_cast<size_t>(t->file)].path, std::ios::binary | std::ios::in | std::ios::out);
     file.seekp(static_cast<std::streamoff>(t->offset + at));
     file << bytes;
   }
@@ -123,13 +118,11 @@ std::vector<float> Scales(const Checkpoint& checkpoint, const std::string& name)
 // Joins a matrix from the shards of all experts: rows of gate and up follow each other, columns of down stand side by
 // side.
 template <typename Part>
-std::string Join(const std::vector<ImageExpert>& shards, bool columns, int64_t other, size_t element, int64_t unit,
-                 Part part) {
+std::string Join(const std::vector<ImageExpert>& shards, bool columns, int64_t other, size_t element, int64_t unit, Part part) {
   std::string joined;
   const auto side = [&](const ImageExpert& shard) { return (shard.count + unit - 1) / unit; };
   if (!columns) {
-    for (const ImageExpert& shard : shards)
-      joined.append(static_cast<const char*>(part(shard)), static_cast<size_t>(side(shard) * other) * element);
+    for (const ImageExpert& shard : shards) joined.append(static_cast<const char*>(part(shard)), static_cast<size_t>(side(shard) * other) * element);
     return joined;
   }
   for (int64_t row = 0; row < other; ++row) {
@@ -163,9 +156,7 @@ void ExpectImageEqualsCheckpoint(const WeightImage& image, const std::string& di
       EXPECT_EQ(tensor->dtype, source->dtype);
       EXPECT_EQ(tensor->shape, source->shape);
       EXPECT_EQ(reinterpret_cast<uintptr_t>(tensor->data) % kImageAlign, 0u);
-      ASSERT_EQ(std::string(static_cast<const char*>(tensor->data), source->bytes),
-                TensorBytes(*checkpoint, planned.name))
-          << planned.name;
+      ASSERT_EQ(std::string(static_cast<const char*>(tensor->data), source->bytes), TensorBytes(*checkpoint, planned.name)) << planned.name;
       ASSERT_EQ(tensor->scales != nullptr, fp8) << planned.name;
       if (fp8) {
         const std::vector<float> scales = Scales(*checkpoint, planned.name + "_scale_inv");
@@ -185,25 +176,21 @@ void ExpectImageEqualsCheckpoint(const WeightImage& image, const std::string& di
       EXPECT_EQ(shard->count, range.count);
       EXPECT_EQ(shard->dtype, source->dtype);
       EXPECT_EQ(reinterpret_cast<uintptr_t>(shard->record) % kImageAlign, 0u);
-      for (const void* part : {shard->gate, shard->up, shard->down, static_cast<const void*>(shard->gate_scales),
-                               static_cast<const void*>(shard->down_scales)}) {
+      for (const void* part :
+           {shard->gate, shard->up, shard->down, static_cast<const void*>(shard->gate_scales), static_cast<const void*>(shard->down_scales)}) {
         EXPECT_EQ(reinterpret_cast<uintptr_t>(part) % 64, 0u);
       }
       EXPECT_EQ(shard->gate_scales != nullptr, fp8 && range.count > 0);
       shards.push_back(*shard);
     }
     const bool down = planned.role == TensorRole::kExpertDown;
-    const auto weights = [&](const ImageExpert& e) {
-      return planned.role == TensorRole::kExpertGate ? e.gate : down ? e.down : e.up;
-    };
+    const auto weights = [&](const ImageExpert& e) { return planned.role == TensorRole::kExpertGate ? e.gate : down ? e.down : e.up; };
     ASSERT_EQ(Join(shards, down, hidden, element, 1, weights), TensorBytes(*checkpoint, planned.name)) << planned.name;
     if (!fp8) continue;
     const auto scales = [&](const ImageExpert& e) -> const void* {
       return planned.role == TensorRole::kExpertGate ? e.gate_scales : down ? e.down_scales : e.up_scales;
     };
-    ASSERT_EQ(Join(shards, down, hidden_blocks, 4, 128, scales),
-              FloatBytes(Scales(*checkpoint, planned.name + "_scale_inv")))
-        << planned.name;
+    ASSERT_EQ(Join(shards, down, hidden_blocks, 4, 128, scales), FloatBytes(Scales(*checkpoint, planned.name + "_scale_inv"))) << planned.name;
   }
   EXPECT_GT(experts, 0);
 }
@@ -233,12 +220,10 @@ TEST_P(RoundTrip, EveryByteIsTheCheckpoints) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Models, RoundTrip,
-                         testing::Combine(testing::Values("fable-moe", "deepseek_v3_odd", "deepseek_v2_lite",
-                                                          "deepseek_v3_yarn", "deepseek_v3_no_qlora", "kimi_k2"),
+                         testing::Combine(testing::Values("fable-moe", "deepseek_v3_odd", "deepseek_v2_lite", "deepseek_v3_yarn",
+                                                          "deepseek_v3_no_qlora", "kimi_k2"),
                                           testing::Values(1, 2, 3)),
-                         [](const auto& info) {
-                           return std::get<0>(info.param).substr(0, 5) + std::to_string(info.index);
-                         });
+                         [](const auto& info) { return std::get<0>(info.param).substr(0, 5) + std::to_string(info.index); });
 
 struct SynthCase {
   const char* name;
@@ -269,10 +254,8 @@ TEST_P(SynthRoundTrip, UnequalAndEmptyShards) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, SynthRoundTrip,
-                         testing::Values(SynthCase{"Fp8", {}}, SynthCase{"Fp8Bf16Scales", {true, DType::kBF16}},
-                                         SynthCase{"Bf16", {false}},
-                                         SynthCase{"F16", {false, DType::kF32, DType::kF16}},
-                                         SynthCase{"F32", {false, DType::kF32, DType::kF32}},
+                         testing::Values(SynthCase{"Fp8", {}}, SynthCase{"Fp8Bf16Scales", {true, DType::kBF16}}, SynthCase{"Bf16", {false}},
+                                         SynthCase{"F16", {false, DType::kF32, DType::kF16}}, SynthCase{"F32", {false, DType::kF32, DType::kF32}},
                                          SynthCase{"UnalignedF32", {false, DType::kF32, DType::kF32, 1, 3}},
                                          SynthCase{"UnalignedFp8", {true, DType::kF32, DType::kBF16, 1, 5}}),
                          [](const auto& info) { return info.param.name; });
@@ -322,8 +305,7 @@ TEST_F(ImageTest, VerifyNamesWhatWasChangedInMemory) {
   const auto flipped = [&](uint32_t target, uint64_t at) {
     const TargetRange range = RangeOfTarget(files->manifest, target);
     const std::string path = place_.Path(SegmentWhat(range.segment), result.generation);
-    absl::StatusOr<ShmRegion> region =
-        ShmRegion::Open(path, RegionKind::kSegment, kSegmentVersion, MapMode::kReadWrite);
+    absl::StatusOr<ShmRegion> region = ShmRegion::Open(path, RegionKind::kSegment, kSegmentVersion, MapMode::kReadWrite);
     EXPECT_TRUE(region.ok());
     region->body()[range.offset + at] ^= 0x10;
     const absl::Status status = VerifyImage(place_, result.generation, "", nullptr);
@@ -368,8 +350,7 @@ TEST_F(ImageTest, TooLittleRoomIsRefusedWithBothNumbers) {
   options.reserve_bytes = uint64_t{1} << 50;
   const absl::StatusOr<ImagePlan> plan = PlanImage(FableDir(), 2);
   ASSERT_TRUE(plan.ok());
-  const uint64_t needed =
-      plan->segment_bytes() + ManifestBytes(plan->manifest) + 3 * kRegionHeaderBytes + options.reserve_bytes;
+  const uint64_t needed = plan->segment_bytes() + ManifestBytes(plan->manifest) + 3 * kRegionHeaderBytes + options.reserve_bytes;
   const absl::Status status = BuildImage(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(status), AllOf(HasSubstr(absl::StrCat("(", needed, " bytes), available ")), HasSubstr(place_.dir),
@@ -484,8 +465,7 @@ TEST_F(ImageTest, ProgressEndsAtTheWhole) {
 
 TEST_F(ImageTest, KilledBuildersLeaveNothingReadyAndEverythingRemovable) {
   const std::string hex = RandomHash128().ToHex();
-  const std::vector<std::string> foreign = {"hearth.n1.table", "hearth.n2.manifest." + hex,
-                                            "hearth.n1.b.segment0." + hex, "somebody.else"};
+  const std::vector<std::string> foreign = {"hearth.n1.table", "hearth.n2.manifest." + hex, "hearth.n1.b.segment0." + hex, "somebody.else"};
   for (const std::string& name : foreign) std::ofstream(place_.dir + "/" + name) << "keep";
   // Deaths at known places: between reading and publishing, and when all is READY but the manifest. Then deaths after
   // all sorts of times.
@@ -559,12 +539,10 @@ TEST(ImageChild, BuildsInTheDirectoryOfTheEnvironment) {
 TEST_F(ImageTest, DeathAfterEveryStoreThatOthersCanSee) {
   // Three regions are made: two segments, then the manifest.
   std::vector<std::string> points;
-  for (const char* point :
-       {"region.allocated", "region.owner_start", "region.magic", "region.fixed_hash", "region.loading"}) {
+  for (const char* point : {"region.allocated", "region.owner_start", "region.magic", "region.fixed_hash", "region.loading"}) {
     for (const char* pass : {":1:", ":2:", ":3:"}) points.push_back(absl::StrCat(point, pass, "kill"));
   }
-  for (const char* point :
-       {"image.weights:1:kill", "image.rows:1:kill", "image.segment_ready:1:kill", "image.segment_ready:2:kill"})
+  for (const char* point : {"image.weights:1:kill", "image.rows:1:kill", "image.segment_ready:1:kill", "image.segment_ready:2:kill"})
     points.push_back(point);
   const auto die_at = [&](const std::string& point) {
     const pid_t child = fork();
@@ -604,9 +582,7 @@ class RoomTest : public ImageTest {
     fs::create_directories(fs::path(model_dir_ + path).parent_path());
     std::ofstream(model_dir_ + path) << text;
   }
-  absl::Status Check(uint64_t segment_bytes) {
-    return CheckRoom(place_.dir, ImageNeeds{{segment_bytes}, 0, 0, 0}, model_dir_);
-  }
+  absl::Status Check(uint64_t segment_bytes) { return CheckRoom(place_.dir, ImageNeeds{{segment_bytes}, 0, 0, 0}, model_dir_); }
 };
 
 TEST_F(RoomTest, PageCacheIsNotUsedButSharedMemoryIs) {
@@ -615,8 +591,7 @@ TEST_F(RoomTest, PageCacheIsNotUsedButSharedMemoryIs) {
   Write("/proc/self/cgroup", "0::/a/b\n");
   Write("/sys/fs/cgroup/a/memory.max", "20000000\n");
   Write("/sys/fs/cgroup/a/memory.current", "16000000\n");
-  Write("/sys/fs/cgroup/a/memory.stat",
-        "anon 1000000\nfile 15000000\nshmem 5000000\ninactive_file 4000000\nactive_file 6000000\n");
+  Write("/sys/fs/cgroup/a/memory.stat", "anon 1000000\nfile 15000000\nshmem 5000000\ninactive_file 4000000\nactive_file 6000000\n");
   Write("/sys/fs/cgroup/a/b/memory.max", "max\n");
   Write("/sys/fs/cgroup/a/b/memory.current", "16000000\n");
   const std::vector<MemoryLimit> limits = CgroupMemoryLimits(model_dir_);
@@ -625,8 +600,7 @@ TEST_F(RoomTest, PageCacheIsNotUsedButSharedMemoryIs) {
   EXPECT_TRUE(Check(13'900'000).ok());
   const absl::Status status = Check(14'000'000);
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(Message(status),
-              AllOf(HasSubstr("/sys/fs/cgroup/a"), HasSubstr("14008192 bytes"), HasSubstr("14000000 bytes")));
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("/sys/fs/cgroup/a"), HasSubstr("14008192 bytes"), HasSubstr("14000000 bytes")));
 }
 
 TEST_F(RoomTest, OldCgroupsAndMemAvailable) {

@@ -15,17 +15,14 @@
 namespace hearth {
 namespace {
 
-constexpr uint64_t AlignUp(uint64_t n, uint64_t align) {
-  return (n + align - 1) / align * align;
-}
+constexpr uint64_t AlignUp(uint64_t n, uint64_t align) { return (n + align - 1) / align * align; }
 
 // The text of a small file; empty when it is absent and may be.
 absl::StatusOr<std::string> ReadText(const std::string& path, bool required) {
   std::ifstream in(path, std::ios::binary);
   if (!in) {
     if (!required) return std::string();
-    return absl::NotFoundError(
-        absl::StrCat(path, " can't be opened: is this the directory of a Hugging Face checkpoint?"));
+    return absl::NotFoundError(absl::StrCat(path, " can't be opened: is this the directory of a Hugging Face checkpoint?"));
   }
   std::stringstream text;
   text << in.rdbuf();
@@ -35,14 +32,12 @@ absl::StatusOr<std::string> ReadText(const std::string& path, bool required) {
 // Adds rows and sources to a plan, handing out places in the segments.
 class Layouter {
  public:
-  Layouter(ImagePlan& plan, int num_shards)
-      : plan_(plan), num_shards_(num_shards), used_(static_cast<size_t>(num_shards), 0) {}
+  Layouter(ImagePlan& plan, int num_shards) : plan_(plan), num_shards_(num_shards), used_(static_cast<size_t>(num_shards), 0) {}
 
   absl::Status AddDense(const PlannedTensor& planned) {
     ASSIGN_OR_RETURN(const CheckpointTensor* tensor, Find(planned.name));
     if (tensor->shape.empty() || tensor->shape.size() > kManifestRankMax) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(planned.name, ": tensors of rank ", tensor->shape.size(), " are not supported"));
+      return absl::InvalidArgumentError(absl::StrCat(planned.name, ": tensors of rank ", tensor->shape.size(), " are not supported"));
     }
     const uint32_t segment = planned.layer < 0 ? 0 : static_cast<uint32_t>(planned.layer % num_shards_);
     const uint32_t target = static_cast<uint32_t>(plan_.manifest.tensors.size());
@@ -72,16 +67,14 @@ class Layouter {
   }
 
   // `parts`: gate, up, down of one expert. Its target numbers begin at `first_target`.
-  absl::Status AddExpert(int64_t layer, int64_t expert, const std::array<std::string, 3>& parts,
-                         uint32_t first_target) {
+  absl::Status AddExpert(int64_t layer, int64_t expert, const std::array<std::string, 3>& parts, uint32_t first_target) {
     std::array<const CheckpointTensor*, 3> weights;
     std::array<const CheckpointTensor*, 3> scales{};
     for (size_t i = 0; i < parts.size(); ++i) {
       ASSIGN_OR_RETURN(weights[i], Find(parts[i]));
       if (weights[i]->dtype != weights[0]->dtype) {
-        return absl::InvalidArgumentError(absl::StrCat(parts[i], " is ", Sv(DTypeName(weights[i]->dtype)), ", but ",
-                                                       parts[0], " is ", Sv(DTypeName(weights[0]->dtype)),
-                                                       ": one expert must have one dtype"));
+        return absl::InvalidArgumentError(absl::StrCat(parts[i], " is ", Sv(DTypeName(weights[i]->dtype)), ", but ", parts[0], " is ",
+                                                       Sv(DTypeName(weights[0]->dtype)), ": one expert must have one dtype"));
       }
       if (weights[0]->dtype == DType::kF8E4M3) {
         ASSIGN_OR_RETURN(scales[i], Find(parts[i] + "_scale_inv"));
@@ -91,16 +84,13 @@ class Layouter {
     const int64_t hidden = plan_.config.hidden_size;
     const int64_t intermediate = plan_.config.moe_intermediate_size;
     if (hidden > kRecordSideMax || intermediate > kRecordSideMax) {
-      return absl::InvalidArgumentError(
-          absl::StrCat("hidden_size and moe_intermediate_size must be at most ", kRecordSideMax));
+      return absl::InvalidArgumentError(absl::StrCat("hidden_size and moe_intermediate_size must be at most ", kRecordSideMax));
     }
     std::array<size_t, 3> weight_sources{};
     std::array<size_t, 3> scale_sources{};
     for (size_t i = 0; i < 3; ++i) {
-      weight_sources[i] =
-          AddSource(*weights[i], false, static_cast<uint64_t>(weights[i]->shape[1]) * DTypeBytes(dtype));
-      if (scales[i] != nullptr)
-        scale_sources[i] = AddSource(*scales[i], true, static_cast<uint64_t>(scales[i]->shape[1]) * sizeof(float));
+      weight_sources[i] = AddSource(*weights[i], false, static_cast<uint64_t>(weights[i]->shape[1]) * DTypeBytes(dtype));
+      if (scales[i] != nullptr) scale_sources[i] = AddSource(*scales[i], true, static_cast<uint64_t>(scales[i]->shape[1]) * sizeof(float));
     }
     for (int shard = 0; shard < num_shards_; ++shard) {
       const ShardRange range = ExpertShard(intermediate, shard, num_shards_);
@@ -121,8 +111,7 @@ class Layouter {
       if (range.count == 0) continue;
       const uint32_t target = first_target + static_cast<uint32_t>(shard);
       // `columns`: the shard takes columns of the source (down) instead of rows (gate, up).
-      const auto cut = [&](size_t source, bool columns, uint64_t begin, uint64_t count, uint64_t other,
-                           uint64_t element, uint64_t to) {
+      const auto cut = [&](size_t source, bool columns, uint64_t begin, uint64_t count, uint64_t other, uint64_t element, uint64_t to) {
         CopyRect rect;
         rect.target = target;
         rect.segment = segment;
@@ -160,8 +149,7 @@ class Layouter {
  private:
   absl::StatusOr<const CheckpointTensor*> Find(const std::string& name) const {
     const CheckpointTensor* tensor = plan_.checkpoint.Find(name);
-    if (tensor == nullptr)
-      return absl::NotFoundError(absl::StrCat("tensor ", name, " is missing in ", plan_.checkpoint.dir()));
+    if (tensor == nullptr) return absl::NotFoundError(absl::StrCat("tensor ", name, " is missing in ", plan_.checkpoint.dir()));
     return tensor;
   }
 
@@ -208,13 +196,10 @@ uint64_t ImagePlan::segment_bytes() const {
 std::string ManifestTargetName(const Manifest& manifest, uint32_t target) {
   if (target < manifest.tensors.size()) return manifest.tensor_names[target];
   const ExpertRow& row = manifest.experts[target - manifest.tensors.size()];
-  return absl::StrCat("model.layers.", row.layer, ".mlp.experts.", row.expert, ", shard ", row.shard, " of ",
-                      manifest.segments.size());
+  return absl::StrCat("model.layers.", row.layer, ".mlp.experts.", row.expert, ", shard ", row.shard, " of ", manifest.segments.size());
 }
 
-std::string ImagePlan::TargetName(uint32_t target) const {
-  return ManifestTargetName(manifest, target);
-}
+std::string ImagePlan::TargetName(uint32_t target) const { return ManifestTargetName(manifest, target); }
 
 absl::StatusOr<ImagePlan> PlanImage(const std::string& model_dir, int num_shards) {
   if (num_shards < 1 || num_shards > static_cast<int>(kManifestSegmentsMax)) {
@@ -224,8 +209,7 @@ absl::StatusOr<ImagePlan> PlanImage(const std::string& model_dir, int num_shards
   ASSIGN_OR_RETURN(plan.manifest.config_json, ReadText(model_dir + "/config.json", true));
   ASSIGN_OR_RETURN(plan.manifest.generation_config_json, ReadText(model_dir + "/generation_config.json", false));
   plan.manifest.model_dir = model_dir;
-  absl::StatusOr<ModelConfig> config =
-      ParseModelConfig(plan.manifest.config_json, plan.manifest.generation_config_json);
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(plan.manifest.config_json, plan.manifest.generation_config_json);
   if (!config.ok()) return Annotate(config.status(), model_dir);
   plan.config = *std::move(config);
   ASSIGN_OR_RETURN(plan.checkpoint, Checkpoint::Open(model_dir));
@@ -259,8 +243,7 @@ absl::StatusOr<ImagePlan> PlanImage(const std::string& model_dir, int num_shards
 Hash128 ModelFingerprint(const ImagePlan& plan, const std::vector<Hash128>& digests) {
   std::vector<size_t> order(plan.sources.size());
   std::iota(order.begin(), order.end(), size_t{0});
-  std::sort(order.begin(), order.end(),
-            [&](size_t a, size_t b) { return plan.sources[a].tensor->name < plan.sources[b].tensor->name; });
+  std::sort(order.begin(), order.end(), [&](size_t a, size_t b) { return plan.sources[a].tensor->name < plan.sources[b].tensor->name; });
   Hasher128 hasher;
   const auto text = [&](const std::string& s) {  // with its length, so that no two lists of texts run together alike
     hasher.UpdateValue(static_cast<uint64_t>(s.size()));

@@ -37,8 +37,8 @@ std::vector<ReadRun> MakeRuns(const ImagePlan& plan) {
   uint64_t begin = 0, end = 0;
   for (size_t i = 0; i < plan.sources.size(); ++i) {
     const CheckpointTensor& t = *plan.sources[i].tensor;
-    const bool joins = !runs.empty() && plan.sources[i - 1].tensor->file == t.file && t.offset - end <= kGapMax &&
-                       t.offset + t.bytes - begin <= kPieceBytes;
+    const bool joins =
+        !runs.empty() && plan.sources[i - 1].tensor->file == t.file && t.offset - end <= kGapMax && t.offset + t.bytes - begin <= kPieceBytes;
     if (joins) {
       runs.back().last = i + 1;
     } else {
@@ -84,8 +84,8 @@ class CheckpointReader {
         return Error("reading", errno);
       }
       if (n == 0) {
-        return absl::DataLossError(absl::StrCat(path_, ": ends at byte ", from + got, ", needed up to ", offset + bytes,
-                                                ": has it been truncated since it was opened?"));
+        return absl::DataLossError(
+            absl::StrCat(path_, ": ends at byte ", from + got, ", needed up to ", offset + bytes, ": has it been truncated since it was opened?"));
       }
       got += static_cast<uint64_t>(n);
     }
@@ -98,8 +98,7 @@ class CheckpointReader {
     if (error == ENOENT) return absl::NotFoundError(message);
     if (error == EACCES || error == EPERM) return absl::PermissionDeniedError(message);
     if (error == EIO) return absl::DataLossError(absl::StrCat(message, ": look at the disk's health"));
-    if (error == EMFILE || error == ENFILE)
-      return absl::ResourceExhaustedError(absl::StrCat(message, ": raise `ulimit -n`"));
+    if (error == EMFILE || error == ENFILE) return absl::ResourceExhaustedError(absl::StrCat(message, ": raise `ulimit -n`"));
     return absl::InternalError(message);
   }
 
@@ -118,14 +117,12 @@ struct FreeDeleter {
 int ReaderThreads(int wanted) {
   if (wanted > 0) return wanted;
   cpu_set_t set;
-  const int cores = sched_getaffinity(0, sizeof(set), &set) == 0
-                        ? CPU_COUNT(&set)
-                        : static_cast<int>(std::thread::hardware_concurrency());
+  const int cores = sched_getaffinity(0, sizeof(set), &set) == 0 ? CPU_COUNT(&set) : static_cast<int>(std::thread::hardware_concurrency());
   return std::clamp(cores, 8, 16);
 }
 
-absl::Status RunWithProgress(const ReadOptions& options, uint64_t total_bytes, const std::atomic<uint64_t>& done_bytes,
-                             std::atomic<bool>& stop, const std::function<absl::Status(int thread)>& work) {
+absl::Status RunWithProgress(const ReadOptions& options, uint64_t total_bytes, const std::atomic<uint64_t>& done_bytes, std::atomic<bool>& stop,
+                             const std::function<absl::Status(int thread)>& work) {
   std::mutex mutex;
   std::condition_variable wake;
   int running = options.num_threads;
@@ -160,8 +157,7 @@ absl::Status RunWithProgress(const ReadOptions& options, uint64_t total_bytes, c
     p.total_bytes = total_bytes;
     const double seconds = static_cast<double>(now.ns - samples.front().ns) * 1e-9;
     if (seconds > 0) p.bytes_per_second = static_cast<double>(now.bytes - samples.front().bytes) / seconds;
-    if (p.bytes_per_second > 0)
-      p.eta_seconds = static_cast<double>(total_bytes - std::min(total_bytes, now.bytes)) / p.bytes_per_second;
+    if (p.bytes_per_second > 0) p.eta_seconds = static_cast<double>(total_bytes - std::min(total_bytes, now.bytes)) / p.bytes_per_second;
     options.progress(p);
   };
   bool cancelled = false;
@@ -221,8 +217,7 @@ absl::Status ReadSources(const ImagePlan& plan, SourceVisitor& visitor, const Re
   };
 
   return RunWithProgress(options, plan.read_bytes, done_bytes, stop, [&](int) -> absl::Status {
-    const std::unique_ptr<uint8_t, FreeDeleter> buffer(
-        static_cast<uint8_t*>(aligned_alloc(kDirectAlign, kReadBufferBytes)));
+    const std::unique_ptr<uint8_t, FreeDeleter> buffer(static_cast<uint8_t*>(aligned_alloc(kDirectAlign, kReadBufferBytes)));
     if (buffer == nullptr) return absl::ResourceExhaustedError("no memory for a read buffer of 8 MiB");
     while (!stop.load(std::memory_order_relaxed)) {
       const size_t index = next_run.fetch_add(1);

@@ -21,9 +21,8 @@ inline constexpr uint64_t kReadBufferBytes = kReadPieceBytes + 2 * kDirectAlign;
 
 struct ReadOptions {
   int num_threads = 1;
-  std::function<void(const LoadProgress&)>
-      progress;                     // from the calling thread, about five times a second and once at the end
-  std::function<bool()> cancelled;  // from the calling thread, about twenty times a second
+  std::function<void(const LoadProgress&)> progress;  // from the calling thread, about five times a second and once at the end
+  std::function<bool()> cancelled;                    // from the calling thread, about twenty times a second
 };
 
 // What is done with the bytes. Pieces of one source come in order from one thread; different sources in parallel.
@@ -42,8 +41,8 @@ absl::Status ReadSources(const ImagePlan& plan, SourceVisitor& visitor, const Re
 
 // Runs `work(thread)` on num_threads threads while the calling thread reports progress and looks at `cancelled`. Once
 // `work` returns an error or the work is cancelled, `stop` is true, and workers should return.
-absl::Status RunWithProgress(const ReadOptions& options, uint64_t total_bytes, const std::atomic<uint64_t>& done_bytes,
-                             std::atomic<bool>& stop, const std::function<absl::Status(int thread)>& work);
+absl::Status RunWithProgress(const ReadOptions& options, uint64_t total_bytes, const std::atomic<uint64_t>& done_bytes, std::atomic<bool>& stop,
+                             const std::function<absl::Status(int thread)>& work);
 
 // 0: as many threads as this process may use cores, but 8 to 16: threads wait for the disk more than they work, and a
 // disk wants several requests at once (2.9 GB on two cores: 9.1 s with 2 readers, 5.9 s with 4, 3.4 s with 8, which was

@@ -49,9 +49,7 @@ void AddLimit(const std::string& dir, bool v2, std::vector<MemoryLimit>& limits)
   limits.push_back({limit - std::min(limit, used), dir});
 }
 
-std::string Amount(uint64_t bytes) {
-  return absl::StrCat(HumanBytes(static_cast<double>(bytes)), " (", bytes, " bytes)");
-}
+std::string Amount(uint64_t bytes) { return absl::StrCat(HumanBytes(static_cast<double>(bytes)), " (", bytes, " bytes)"); }
 
 }  // namespace
 
@@ -82,29 +80,26 @@ absl::Status CheckRoom(const std::string& dir, const ImageNeeds& needs, const st
   // Sums that wrap would let anything through; a reserve comes from a file that people write.
   const auto saturating = [](uint64_t a, uint64_t b) { return a > UINT64_MAX - b ? UINT64_MAX : a + b; };
   const uint64_t shared =
-      saturating(saturating(segments, needs.manifest_bytes + (needs.segment_bytes.size() + 1) * kRegionHeaderBytes),
-                 needs.reserve_bytes);
-  const std::string parts =
-      absl::StrCat(needs.segment_bytes.size(), needs.segment_bytes.size() == 1 ? " segment of " : " segments of ",
-                   absl::StrJoin(needs.segment_bytes, " + "), " bytes, manifest ", needs.manifest_bytes,
-                   ", kept free for KV pool and rings ", needs.reserve_bytes);
+      saturating(saturating(segments, needs.manifest_bytes + (needs.segment_bytes.size() + 1) * kRegionHeaderBytes), needs.reserve_bytes);
+  const std::string parts = absl::StrCat(needs.segment_bytes.size(), needs.segment_bytes.size() == 1 ? " segment of " : " segments of ",
+                                         absl::StrJoin(needs.segment_bytes, " + "), " bytes, manifest ", needs.manifest_bytes,
+                                         ", kept free for KV pool and rings ", needs.reserve_bytes);
   if (shared > in_directory) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the weight image does not fit into ", dir, ": needed ", Amount(shared), ", available ", Amount(in_directory),
-        " [", parts, "]; remove another generation, or raise the size of that file system"));
+    return absl::ResourceExhaustedError(absl::StrCat("the weight image does not fit into ", dir, ": needed ", Amount(shared), ", available ",
+                                                     Amount(in_directory), " [", parts,
+                                                     "]; remove another generation, or raise the size of that file system"));
   }
   const uint64_t memory = saturating(shared, needs.heap_bytes);
   const uint64_t available = Counter(root + "/proc/meminfo", "MemAvailable:") * 1024;
   if (available > 0 && memory > available) {
-    return absl::ResourceExhaustedError(absl::StrCat(
-        "the weight image does not fit into this machine's memory: needed ", Amount(memory), ", available ",
-        Amount(available), " [", parts, "]; stop other programs, choose a smaller model, or a smaller kv pool"));
+    return absl::ResourceExhaustedError(absl::StrCat("the weight image does not fit into this machine's memory: needed ", Amount(memory),
+                                                     ", available ", Amount(available), " [", parts,
+                                                     "]; stop other programs, choose a smaller model, or a smaller kv pool"));
   }
   for (const MemoryLimit& limit : CgroupMemoryLimits(root)) {
     if (memory <= limit.available_bytes) continue;
-    return absl::ResourceExhaustedError(absl::StrCat("the weight image does not fit under the memory limit of ",
-                                                     limit.cgroup, ": needed ", Amount(memory), ", available ",
-                                                     Amount(limit.available_bytes), " [", parts,
+    return absl::ResourceExhaustedError(absl::StrCat("the weight image does not fit under the memory limit of ", limit.cgroup, ": needed ",
+                                                     Amount(memory), ", available ", Amount(limit.available_bytes), " [", parts,
                                                      "]; raise or remove that limit (systemd: MemoryMax=infinity)"));
   }
   return absl::OkStatus();

@@ -13,32 +13,26 @@ namespace hearth {
 namespace {
 
 size_t MemoryNodes(const Topology& topology) {
-  return static_cast<size_t>(std::count_if(topology.nodes.begin(), topology.nodes.end(),
-                                           [](const NumaNode& node) { return node.memory_bytes > 0; }));
+  return static_cast<size_t>(std::count_if(topology.nodes.begin(), topology.nodes.end(), [](const NumaNode& node) { return node.memory_bytes > 0; }));
 }
 
-bool Placeable(const Topology& topology) {
-  return !topology.pretended && MemoryNodes(topology) > 1;
-}
+bool Placeable(const Topology& topology) { return !topology.pretended && MemoryNodes(topology) > 1; }
 
 // Room on each node against what its shards need: only a note, since the kernel takes the rest from another node.
-void NoteRoom(const std::vector<ShardHome>& homes, const std::vector<uint64_t>& bytes, const Topology& topology,
-              std::vector<std::string>& notes) {
+void NoteRoom(const std::vector<ShardHome>& homes, const std::vector<uint64_t>& bytes, const Topology& topology, std::vector<std::string>& notes) {
   for (const NumaNode& node : topology.nodes) {
     uint64_t needed = 0;
     for (size_t i = 0; i < homes.size(); ++i) needed += homes[i].node == node.id ? bytes[i] : 0;
     if (needed <= node.free_bytes) continue;
     notes.push_back(absl::StrCat("NUMA node ", node.id, ": needed ", HumanBytes(static_cast<double>(needed)), ", free ",
-                                 HumanBytes(static_cast<double>(node.free_bytes)),
-                                 ": the rest lies on other nodes and is read more slowly"));
+                                 HumanBytes(static_cast<double>(node.free_bytes)), ": the rest lies on other nodes and is read more slowly"));
   }
 }
 
 }  // namespace
 
-absl::StatusOr<std::vector<ShmRegion>> CreateSegments(const RegionPlace& place, const Hash128& generation,
-                                                      const std::vector<uint64_t>& bytes, const Topology& topology,
-                                                      ReadOptions options, std::vector<std::string>& notes) {
+absl::StatusOr<std::vector<ShmRegion>> CreateSegments(const RegionPlace& place, const Hash128& generation, const std::vector<uint64_t>& bytes,
+                                                      const Topology& topology, ReadOptions options, std::vector<std::string>& notes) {
   const std::vector<ShardHome> homes = PlaceShards(topology, static_cast<int>(bytes.size()));
   const bool placeable = Placeable(topology);
   if (placeable) NoteRoom(homes, bytes, topology, notes);
@@ -55,9 +49,8 @@ absl::StatusOr<std::vector<ShmRegion>> CreateSegments(const RegionPlace& place, 
       if (stop.load(std::memory_order_relaxed)) return absl::CancelledError("loading was cancelled");
       return absl::OkStatus();
     };
-    ASSIGN_OR_RETURN(made[i], ShmRegion::Create(place.Path(SegmentWhat(static_cast<int64_t>(i)), generation),
-                                                RegionKind::kSegment, kSegmentVersion, generation, bytes[i],
-                                                on_allocated));
+    ASSIGN_OR_RETURN(made[i], ShmRegion::Create(place.Path(SegmentWhat(static_cast<int64_t>(i)), generation), RegionKind::kSegment, kSegmentVersion,
+                                                generation, bytes[i], on_allocated));
     return absl::OkStatus();
   };
   uint64_t total = 0;
@@ -82,8 +75,7 @@ void NotePlacement(const std::vector<ShmRegion>& segments, const Topology& topol
   if (!Placeable(topology)) return;
   const std::vector<ShardHome> homes = PlaceShards(topology, static_cast<int>(segments.size()));
   for (size_t i = 0; i < segments.size(); ++i) {
-    const absl::StatusOr<std::map<int, uint64_t>> pages =
-        SamplePagesPerNode(segments[i].body(), segments[i].body_bytes(), 1000);
+    const absl::StatusOr<std::map<int, uint64_t>> pages = SamplePagesPerNode(segments[i].body(), segments[i].body_bytes(), 1000);
     if (!pages.ok()) {
       notes.push_back(absl::StrCat("segment ", i, ": where its pages lie is unknown: ", pages.status().message()));
       continue;
@@ -94,8 +86,7 @@ void NotePlacement(const std::vector<ShmRegion>& segments, const Topology& topol
       if (node == homes[i].node) home += count;
     }
     if (all == 0 || home * 100 >= all * 95) continue;
-    notes.push_back(
-        absl::StrCat("segment ", i, ": only ", home * 100 / all, " % of its pages lie on NUMA node ", homes[i].node));
+    notes.push_back(absl::StrCat("segment ", i, ": only ", home * 100 / all, " % of its pages lie on NUMA node ", homes[i].node));
   }
 }
 

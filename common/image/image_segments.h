@@ -19,9 +19,8 @@ namespace hearth {
 // Regions in state LOADING, one for each entry of `bytes`. `notes` gets what an operator should know: shards that share
 // a node, nodes without room, a container that forbids placing. Of `options` the number of threads is not used. Errors:
 // those of ShmRegion::Create; Cancelled; regions made before it stay for the caller to remove.
-absl::StatusOr<std::vector<ShmRegion>> CreateSegments(const RegionPlace& place, const Hash128& generation,
-                                                      const std::vector<uint64_t>& bytes, const Topology& topology,
-                                                      ReadOptions options, std::vector<std::string>& notes);
+absl::StatusOr<std::vector<ShmRegion>> CreateSegments(const RegionPlace& place, const Hash128& generation, const std::vector<uint64_t>& bytes,
+                                                      const Topology& topology, ReadOptions options, std::vector<std::string>& notes);
 
 // Where the pages lie in the end, from a sample: one note for each segment of which more than 5 % lie elsewhere. Silent
 // on one node.

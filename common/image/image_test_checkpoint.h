@@ -72,18 +72,10 @@ inline void AppendRandomValues(DType dtype, int64_t count, bool positive, std::m
     const bf16 half = ToBf16(value);
     const uint16_t f16 = FloatToF16(value);
     switch (dtype) {
-      case DType::kF8E4M3:
-        bytes.push_back(static_cast<char>((code & 0x7f) == 0x7f ? 1 : code));
-        break;
-      case DType::kBF16:
-        bytes.append(reinterpret_cast<const char*>(&half), 2);
-        break;
-      case DType::kF16:
-        bytes.append(reinterpret_cast<const char*>(&f16), 2);
-        break;
-      default:
-        bytes.append(reinterpret_cast<const char*>(&value), 4);
-        break;
+      case DType::kF8E4M3: bytes.push_back(static_cast<char>((code & 0x7f) == 0x7f ? 1 : code)); break;
+      case DType::kBF16: bytes.append(reinterpret_cast<const char*>(&half), 2); break;
+      case DType::kF16: bytes.append(reinterpret_cast<const char*>(&f16), 2); break;
+      default: bytes.append(reinterpret_cast<const char*>(&value), 4); break;
     }
   }
 }
@@ -91,8 +83,7 @@ inline void AppendRandomValues(DType dtype, int64_t count, bool positive, std::m
 // Writes config.json and model.safetensors into `dir`, which exists.
 inline void WriteTestCheckpoint(const std::string& dir, nlohmann::json config, const TestCheckpointOptions& options) {
   if (options.fp8) {
-    config["quantization_config"] = {
-        {"quant_method", "fp8"}, {"fmt", "e4m3"}, {"activation_scheme", "dynamic"}, {"weight_block_size", {128, 128}}};
+    config["quantization_config"] = {{"quant_method", "fp8"}, {"fmt", "e4m3"}, {"activation_scheme", "dynamic"}, {"weight_block_size", {128, 128}}};
   }
   const std::string text = config.dump();
   std::ofstream(dir + "/config.json") << text;
@@ -107,15 +98,12 @@ inline void WriteTestCheckpoint(const std::string& dir, nlohmann::json config, c
     int64_t count = 1;
     for (const int64_t dim : shape) count *= dim;
     AppendRandomValues(dtype, count, positive, random, bytes);
-    header[name] = {
-        {"dtype", std::string(DTypeName(dtype))}, {"shape", shape}, {"data_offsets", {begin, bytes.size()}}};
+    header[name] = {{"dtype", std::string(DTypeName(dtype))}, {"shape", shape}, {"data_offsets", {begin, bytes.size()}}};
   };
   for (const PlannedTensor& tensor : PlanTensors(*parsed)) {
     const bool quantized = options.fp8 && tensor.may_be_fp8;
     add(tensor.name, quantized ? DType::kF8E4M3 : options.plain_dtype, tensor.shape, false);
-    if (quantized)
-      add(tensor.name + "_scale_inv", options.scale_dtype,
-          {(tensor.shape[0] + 127) / 128, (tensor.shape[1] + 127) / 128}, true);
+    if (quantized) add(tensor.name + "_scale_inv", options.scale_dtype, {(tensor.shape[0] + 127) / 128, (tensor.shape[1] + 127) / 128}, true);
   }
   std::string head = header.dump();
   head.append(static_cast<size_t>(options.header_padding), ' ');

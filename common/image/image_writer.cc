@@ -22,8 +22,7 @@ bool ForEachRun(const ImageSource& source, uint64_t at, const uint8_t* data, uin
       const uint64_t rect_begin = rect.row_begin * width;
       const uint64_t begin = std::max(at, rect_begin);
       const uint64_t stop = std::min(end, rect_begin + rect.rows * width);
-      if (begin < stop && !run(rect.segment, rect.to + (begin - rect_begin), data + (begin - at), stop - begin))
-        return false;
+      if (begin < stop && !run(rect.segment, rect.to + (begin - rect_begin), data + (begin - at), stop - begin)) return false;
       continue;
     }
     const uint64_t first_row = std::max(rect.row_begin, at / width);
@@ -46,8 +45,7 @@ struct PlacedPiece {
   const uint8_t* data;
   uint64_t bytes;
 };
-PlacedPiece AsPlaced(const ImageSource& source, uint64_t at, const uint8_t* data, uint64_t bytes,
-                     std::vector<float>& scratch) {
+PlacedPiece AsPlaced(const ImageSource& source, uint64_t at, const uint8_t* data, uint64_t bytes, std::vector<float>& scratch) {
   if (!source.widen) return {at, data, bytes};
   scratch.resize(bytes / sizeof(bf16));
   for (size_t i = 0; i < scratch.size(); ++i) {
@@ -59,8 +57,8 @@ PlacedPiece AsPlaced(const ImageSource& source, uint64_t at, const uint8_t* data
 }
 
 // A source's XXH3-128, over one piece or several.
-void HashPiece(const CheckpointTensor& tensor, uint64_t at, const uint8_t* data, uint64_t bytes,
-               std::unique_ptr<Hasher128>& hasher, Hash128& digest) {
+void HashPiece(const CheckpointTensor& tensor, uint64_t at, const uint8_t* data, uint64_t bytes, std::unique_ptr<Hasher128>& hasher,
+               Hash128& digest) {
   if (at == 0 && bytes == tensor.bytes) {
     digest = Xxh3_128(data, bytes);
     return;
@@ -98,8 +96,7 @@ ImageWriter::ImageWriter(const ImagePlan& plan, std::vector<uint8_t*> segments)
       digests_(plan.sources.size()),
       sums_(plan.target_parts.size(), 0),
       parts_left_(new std::atomic<uint32_t>[plan.target_parts.size()]) {
-  for (size_t i = 0; i < plan.target_parts.size(); ++i)
-    parts_left_[i].store(plan.target_parts[i], std::memory_order_relaxed);
+  for (size_t i = 0; i < plan.target_parts.size(); ++i) parts_left_[i].store(plan.target_parts[i], std::memory_order_relaxed);
 }
 
 absl::Status ImageWriter::Piece(size_t index, uint64_t at, const uint8_t* data, uint64_t bytes) {
@@ -108,11 +105,10 @@ absl::Status ImageWriter::Piece(size_t index, uint64_t at, const uint8_t* data, 
   HashPiece(*source.tensor, at, data, bytes, hashers_[index], digests_[index]);
   std::vector<float> scratch;
   const PlacedPiece piece = AsPlaced(source, at, data, bytes, scratch);
-  ForEachRun(source, piece.at, piece.data, piece.bytes,
-             [&](uint32_t segment, uint64_t to, const uint8_t* from, uint64_t run_bytes) {
-               memcpy(segments_[segment] + to, from, run_bytes);
-               return true;
-             });
+  ForEachRun(source, piece.at, piece.data, piece.bytes, [&](uint32_t segment, uint64_t to, const uint8_t* from, uint64_t run_bytes) {
+    memcpy(segments_[segment] + to, from, run_bytes);
+    return true;
+  });
   return absl::OkStatus();
 }
 
@@ -134,17 +130,14 @@ absl::Status ImageComparer::Piece(size_t index, uint64_t at, const uint8_t* data
   HashPiece(*source.tensor, at, data, bytes, hashers_[index], digests_[index]);
   std::vector<float> scratch;
   const PlacedPiece piece = AsPlaced(source, at, data, bytes, scratch);
-  const bool equal = ForEachRun(source, piece.at, piece.data, piece.bytes,
-                                [&](uint32_t segment, uint64_t to, const uint8_t* from, uint64_t run_bytes) {
-                                  return memcmp(segments_[segment] + to, from, run_bytes) == 0;
-                                });
+  const bool equal = ForEachRun(
+      source, piece.at, piece.data, piece.bytes,
+      [&](uint32_t segment, uint64_t to, const uint8_t* from, uint64_t run_bytes) { return memcmp(segments_[segment] + to, from, run_bytes) == 0; });
   if (equal) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("tensor ", source.tensor->name, ": the image differs from ",
                                           plan_.checkpoint.files()[static_cast<size_t>(source.tensor->file)].path));
 }
 
-absl::Status ImageComparer::Done(size_t) {
-  return absl::OkStatus();
-}
+absl::Status ImageComparer::Done(size_t) { return absl::OkStatus(); }
 
 }  // namespace hearth

@@ -60,8 +60,6 @@ struct TargetRange {
   uint64_t sum = 0;
 };
 TargetRange RangeOfTarget(const Manifest& manifest, uint32_t target);
-inline uint32_t NumTargets(const Manifest& m) {
-  return static_cast<uint32_t>(m.tensors.size() + m.experts.size());
-}
+inline uint32_t NumTargets(const Manifest& m) { return static_cast<uint32_t>(m.tensors.size() + m.experts.size()); }
 
 }  // namespace hearth

@@ -7,9 +7,7 @@
 namespace hearth {
 namespace {
 
-bool Bit(uint32_t word, int bit) {
-  return (word >> bit) & 1u;
-}
+bool Bit(uint32_t word, int bit) { return (word >> bit) & 1u; }
 
 // XCR0, the mask of register states that the OS enables. Valid only if CPUID says OSXSAVE; written as bytes of inline
 // assembly because the intrinsic needs -mxsave, which this file must not have.

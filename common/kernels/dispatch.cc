@@ -7,21 +7,15 @@ namespace hearth {
 
 const KernelTable& Kernels(Isa isa) {
   switch (isa) {
-    case Isa::kScalar:
-      return kScalarTable;
-    case Isa::kAvx2:
-      return kAvx2Table;
-    case Isa::kAvx512:
-      return kAvx512Table;
-    case Isa::kAvx512Bf16:
-      return kAvx512Bf16Table;
+    case Isa::kScalar: return kScalarTable;
+    case Isa::kAvx2: return kAvx2Table;
+    case Isa::kAvx512: return kAvx512Table;
+    case Isa::kAvx512Bf16: return kAvx512Bf16Table;
   }
   return kScalarTable;
 }
 
-std::string_view IsaName(Isa isa) {
-  return Kernels(isa).name;
-}
+std::string_view IsaName(Isa isa) { return Kernels(isa).name; }
 
 std::optional<Isa> IsaFromName(std::string_view name) {
   for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) {
@@ -30,8 +24,6 @@ std::optional<Isa> IsaFromName(std::string_view name) {
   return std::nullopt;
 }
 
-std::vector<Isa> SupportedIsas() {
-  return IsasFor(DetectCpuFeatures());
-}
+std::vector<Isa> SupportedIsas() { return IsasFor(DetectCpuFeatures()); }
 
 }  // namespace hearth

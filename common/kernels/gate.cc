@@ -12,9 +12,7 @@ constexpr float kWorst = -3.402823466e+38f;
 // Marks an entry that was taken already; no entry is NaN before.
 constexpr float kTaken = __builtin_nanf("");
 
-float Comparable(float x) {
-  return std::isnan(x) ? kWorst : x;
-}
+float Comparable(float x) { return std::isnan(x) ? kWorst : x; }
 
 // Takes the largest entry that is left, the lowest index among equals. There must be one.
 int64_t TakeBest(float* values, int64_t n) {
@@ -74,8 +72,7 @@ void ExcludeGroups(const GateParams& p, float* choice, float* group_scores) {
 
 }  // namespace
 
-void GateSelect(const GateParams& params, const float* logits, const float* bias, int32_t* ids, float* weights,
-                float* scratch) {
+void GateSelect(const GateParams& params, const float* logits, const float* bias, int32_t* ids, float* weights, float* scratch) {
   float* scores = scratch;
   float* choice = scores + params.num_experts;
   float* group_scores = choice + params.num_experts;

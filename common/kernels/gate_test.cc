@@ -30,8 +30,7 @@ Choice Select(const GateParams& p, const std::vector<float>& logits, const std::
   choice.ids.resize(static_cast<size_t>(p.top_k), -7);
   choice.weights.resize(static_cast<size_t>(p.top_k));
   std::vector<float> scratch(static_cast<size_t>(2 * p.num_experts + p.num_groups));
-  GateSelect(p, logits.data(), bias.empty() ? nullptr : bias.data(), choice.ids.data(), choice.weights.data(),
-             scratch.data());
+  GateSelect(p, logits.data(), bias.empty() ? nullptr : bias.data(), choice.ids.data(), choice.weights.data(), scratch.data());
   return choice;
 }
 
@@ -114,8 +113,7 @@ TEST(GateSelectTest, AgreesWithTheReference) {
       const Choice want = Reference(p, logits, bias);
       const Choice got = Select(p, logits, bias);
       ASSERT_EQ(got.ids, want.ids) << p.num_experts << " experts, round " << round;
-      for (size_t i = 0; i < got.weights.size(); ++i)
-        ASSERT_NEAR(got.weights[i], want.weights[i], 1e-6 * want.weights[i]);
+      for (size_t i = 0; i < got.weights.size(); ++i) ASSERT_NEAR(got.weights[i], want.weights[i], 1e-6 * want.weights[i]);
     }
   }
 }
@@ -134,8 +132,7 @@ TEST(GateSelectTest, BiasChoosesButDoesNotWeigh) {
 }
 
 TEST(GateSelectTest, WithoutNormalizationTheScalingHoldsToo) {
-  const Choice choice =
-      Select({.num_experts = 2, .top_k = 1, .sigmoid = false, .normalize = false, .scaling = 16}, {0, 0});
+  const Choice choice = Select({.num_experts = 2, .top_k = 1, .sigmoid = false, .normalize = false, .scaling = 16}, {0, 0});
   EXPECT_THAT(choice.ids, ElementsAre(0));
   EXPECT_THAT(choice.weights, ElementsAre(8.0f));
 }

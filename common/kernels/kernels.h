@@ -70,8 +70,7 @@ struct KernelTable {
   //   w: F8E4M3 with scales, BF16, F16 or F32; any rows, any cols (no multiple of anything), any alignment.
   // FP8: each 128-column block is summed first, then the sum is multiplied by the block's scale and added to the row's
   // total.
-  void (*linear)(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy,
-                 int64_t row_begin, int64_t row_end);
+  void (*linear)(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end);
 
   // The absorbed query (DeepSeek-V2 section 2.1.2): y[c] = sum_r x[r] * w[r, c] for c in [col_begin, col_end), r
   // ascending.
@@ -92,16 +91,15 @@ struct KernelTable {
   // The walk is per call: the max is taken over the run, the old state rescaled once, then positions are added in
   // order. Callers always pass whole pages (the last one cut at the query's position), so the order depends on the
   // position alone.
-  void (*mla_absorbed)(const bf16* q_latent, const bf16* q_rope, const bf16* kv, int64_t count, int64_t heads,
-                       int64_t rank, int64_t rope, float scale, SoftmaxState* state, float* acc, float* scratch);
+  void (*mla_absorbed)(const bf16* q_latent, const bf16* q_rope, const bf16* kv, int64_t count, int64_t heads, int64_t rank, int64_t rope,
+                       float scale, SoftmaxState* state, float* acc, float* scratch);
 
   // Expanded attention of one query head over a run of at most 64 consecutive positions, same walk:
   //   score[j] = scale * (q[0:nope] . k[j] + q[nope:nope+rope] . k_rope[j]);  acc += exp(score - max) * v[j].
   //   q [nope + rope] bf16; k [count, nope] bf16, rows ldk apart; k_rope [count, rope] bf16, rows ld_rope apart;
   //   v [count, v_dim] bf16, rows ldv apart; acc [v_dim] f32; scratch [64] f32
-  void (*attention_expanded)(const bf16* q, const bf16* k, int64_t ldk, const bf16* k_rope, int64_t ld_rope,
-                             const bf16* v, int64_t ldv, int64_t count, int64_t nope, int64_t rope, int64_t v_dim,
-                             float scale, SoftmaxState* state, float* acc, float* scratch);
+  void (*attention_expanded)(const bf16* q, const bf16* k, int64_t ldk, const bf16* k_rope, int64_t ld_rope, const bf16* v, int64_t ldv,
+                             int64_t count, int64_t nope, int64_t rope, int64_t v_dim, float scale, SoftmaxState* state, float* acc, float* scratch);
 };
 
 // The paths in ascending order of preference.
@@ -138,7 +136,6 @@ struct GateParams {
 //   ids [top_k] i32, out, ascending by id; weights [top_k] f32, out, in the order of ids. Ties go to the lower id.
 //   A NaN score loses against every number; if it is chosen all the same, its weight is NaN and the ids are still
 //   valid. scratch [2 * num_experts + num_groups] f32
-void GateSelect(const GateParams& params, const float* logits, const float* bias, int32_t* ids, float* weights,
-                float* scratch);
+void GateSelect(const GateParams& params, const float* logits, const float* bias, int32_t* ids, float* weights, float* scratch);
 
 }  // namespace hearth

@@ -18,8 +18,8 @@ constexpr int64_t kDramCopies = 20;  // 294 MB: more than any cache a core reach
 constexpr int64_t kL2Rows = 64;      // 459 KB
 
 void SetRate(benchmark::State& state, int64_t bytes) {
-  state.counters["GB/s"] = benchmark::Counter(
-      static_cast<double>(bytes) * 1e-9 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.counters["GB/s"] =
+      benchmark::Counter(static_cast<double>(bytes) * 1e-9 * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
 }
 
 // One matrix after the other, so that each comes from memory.
@@ -78,8 +78,7 @@ void LinearF8(benchmark::State& state, Isa isa, bool dram) {
   }
   SetRate(state, rows * kCols);
   state.counters["GFLOP/s"] =
-      benchmark::Counter(2e-9 * static_cast<double>(m * rows * kCols) * static_cast<double>(state.iterations()),
-                         benchmark::Counter::kIsRate);
+      benchmark::Counter(2e-9 * static_cast<double>(m * rows * kCols) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
 }
 
 void LinearTransposedF8(benchmark::State& state, Isa isa) {
@@ -104,12 +103,12 @@ void MlaAbsorbed(benchmark::State& state, Isa isa) {
   std::vector<float> acc(kHeads * kRank);
   std::vector<float> scratch(kHeads * 64);
   for (auto _ : state) {
-    Kernels(isa).mla_absorbed(q.data(), q.data() + kHeads * kRank, kv.data(), 64, kHeads, kRank, kRope, 0.04f,
-                              softmax.data(), acc.data(), scratch.data());
+    Kernels(isa).mla_absorbed(q.data(), q.data() + kHeads * kRank, kv.data(), 64, kHeads, kRank, kRope, 0.04f, softmax.data(), acc.data(),
+                              scratch.data());
     benchmark::ClobberMemory();
   }
-  state.counters["GFLOP/s"] = benchmark::Counter(
-      2e-9 * kHeads * 64 * (2 * kRank + kRope) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+  state.counters["GFLOP/s"] =
+      benchmark::Counter(2e-9 * kHeads * 64 * (2 * kRank + kRope) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
 }
 
 void RegisterAll() {
@@ -129,10 +128,8 @@ void RegisterAll() {
   }
   for (Isa isa : SupportedIsas()) {
     const std::string name(IsaName(isa));
-    benchmark::RegisterBenchmark(("linear_transposed_f8/l2/" + name).c_str(), LinearTransposedF8, isa)
-        ->Unit(benchmark::kMicrosecond);
-    benchmark::RegisterBenchmark(("mla_absorbed/128_heads_64_positions/" + name).c_str(), MlaAbsorbed, isa)
-        ->Unit(benchmark::kMicrosecond);
+    benchmark::RegisterBenchmark(("linear_transposed_f8/l2/" + name).c_str(), LinearTransposedF8, isa)->Unit(benchmark::kMicrosecond);
+    benchmark::RegisterBenchmark(("mla_absorbed/128_heads_64_positions/" + name).c_str(), MlaAbsorbed, isa)->Unit(benchmark::kMicrosecond);
   }
 }
 

@@ -31,16 +31,10 @@ GuardedBytes::~GuardedBytes() {
 GuardedBytes::GuardedBytes(GuardedBytes&& other) noexcept
     : map_(std::exchange(other.map_, nullptr)), map_bytes_(other.map_bytes_), data_(other.data_) {}
 
-MatrixCase::MatrixCase(std::mt19937& rng, DType dtype, int64_t rows, int64_t cols, int64_t row_stride,
-                       int64_t scale_row0)
+MatrixCase::MatrixCase(std::mt19937& rng, DType dtype, int64_t rows, int64_t cols, int64_t row_stride, int64_t scale_row0)
     // The last row ends at its last column, not at its stride.
     : data_(rows > 0 ? static_cast<size_t>((rows - 1) * row_stride + cols) * DTypeBytes(dtype) : 0) {
-  view_ = {.data = data_.data(),
-           .dtype = dtype,
-           .rows = rows,
-           .cols = cols,
-           .row_stride = row_stride,
-           .scale_row0 = scale_row0};
+  view_ = {.data = data_.data(), .dtype = dtype, .rows = rows, .cols = cols, .row_stride = row_stride, .scale_row0 = scale_row0};
   // Drawn from a pool: the bench's matrices have hundreds of millions of elements.
   constexpr size_t kPool = 1 << 16;
   std::normal_distribution<float> normal;

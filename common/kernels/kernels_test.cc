@@ -17,9 +17,7 @@
 
 namespace hearth {
 
-void PrintTo(Isa isa, std::ostream* out) {
-  *out << IsaName(isa);
-}
+void PrintTo(Isa isa, std::ostream* out) { *out << IsaName(isa); }
 
 namespace {
 
@@ -30,9 +28,7 @@ constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kEpsilon = 0x1p-23;
 constexpr DType kDTypes[] = {DType::kF8E4M3, DType::kBF16, DType::kF16, DType::kF32};
 
-uint32_t Bits(float x) {
-  return std::bit_cast<uint32_t>(x);
-}
+uint32_t Bits(float x) { return std::bit_cast<uint32_t>(x); }
 
 // Runs once per path; those that this CPU lacks are skipped by name.
 class KernelsTest : public testing::TestWithParam<Isa> {
@@ -53,9 +49,7 @@ INSTANTIATE_TEST_SUITE_P(Paths, KernelsTest, testing::Values(Isa::kScalar, Isa::
 
 // The room for rounding in a sum of n products whose magnitudes add up to `magnitude`: errors of random sign grow like
 // sqrt(n).
-double SumTolerance(int64_t n, double magnitude) {
-  return kEpsilon * (4 + 2 * std::sqrt(static_cast<double>(n))) * magnitude;
-}
+double SumTolerance(int64_t n, double magnitude) { return kEpsilon * (4 + 2 * std::sqrt(static_cast<double>(n))) * magnitude; }
 
 // ---- conversions and elementwise ----
 
@@ -89,9 +83,7 @@ TEST_P(KernelsTest, ToBf16TailsOfEveryLength) {
 
 // Neighbours in BF16 count as one apart.
 int Bf16Distance(bf16 a, bf16 b) {
-  const auto order = [](bf16 x) {
-    return (x.bits & 0x8000) ? -static_cast<int>(x.bits & 0x7fff) : static_cast<int>(x.bits);
-  };
+  const auto order = [](bf16 x) { return (x.bits & 0x8000) ? -static_cast<int>(x.bits & 0x7fff) : static_cast<int>(x.bits); };
   return std::abs(order(a) - order(b));
 }
 
@@ -173,8 +165,7 @@ struct Shape {
   int64_t rows;
   int64_t cols;
 };
-constexpr Shape kShapes[] = {{1, 1},    {3, 7},    {5, 31},   {5, 64},   {7, 127},  {9, 128},
-                             {13, 129}, {11, 200}, {17, 257}, {140, 96}, {6, 1000}, {4, 7300}};
+constexpr Shape kShapes[] = {{1, 1}, {3, 7}, {5, 31}, {5, 64}, {7, 127}, {9, 128}, {13, 129}, {11, 200}, {17, 257}, {140, 96}, {6, 1000}, {4, 7300}};
 
 TEST_P(KernelsTest, LinearAgreesWithTheF64Sum) {
   for (DType dtype : kDTypes) {
@@ -213,28 +204,24 @@ TEST_P(KernelsTest, LinearBitsDependOnRowAndTokenAlone) {
       FillGaussian(rng_, x);
       std::vector<float> want(static_cast<size_t>(kTokensMax * rows));
       for (int64_t m = 0; m < kTokensMax; ++m) {
-        k().linear(w.view(), &x[static_cast<size_t>(m * cols)], cols, 1, &want[static_cast<size_t>(m * rows)], rows, 0,
-                   rows);
+        k().linear(w.view(), &x[static_cast<size_t>(m * cols)], cols, 1, &want[static_cast<size_t>(m * rows)], rows, 0, rows);
       }
       for (int64_t m_count : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 19, 40}) {
         for (int tries = 0; tries < 3; ++tries) {
           const int64_t begin = static_cast<int64_t>(rng_() % static_cast<uint32_t>(rows));
-          const int64_t end =
-              tries == 0 ? begin : begin + 1 + static_cast<int64_t>(rng_() % static_cast<uint32_t>(rows - begin));
+          const int64_t end = tries == 0 ? begin : begin + 1 + static_cast<int64_t>(rng_() % static_cast<uint32_t>(rows - begin));
           const int64_t ldx = cols + static_cast<int64_t>(rng_() % 5);
           const int64_t ldy = rows + static_cast<int64_t>(rng_() % 5);
           GuardedArray<bf16> xs(m_count * ldx);
-          for (int64_t m = 0; m < m_count; ++m)
-            std::copy_n(&x[static_cast<size_t>(m * cols)], cols, xs.data() + m * ldx);
+          for (int64_t m = 0; m < m_count; ++m) std::copy_n(&x[static_cast<size_t>(m * cols)], cols, xs.data() + m * ldx);
           GuardedArray<float> y(m_count * ldy, 12345.0f);
           k().linear(w.view(), xs.data(), ldx, m_count, y.data(), ldy, begin, end);
           for (int64_t m = 0; m < m_count; ++m) {
             for (int64_t r = 0; r < ldy; ++r) {
               const bool inside = r >= begin && r < end;
               const float expected = inside ? want[static_cast<size_t>(m * rows + r)] : 12345.0f;
-              ASSERT_EQ(Bits(y[m * ldy + r]), Bits(expected))
-                  << DTypeName(dtype) << " " << rows << "x" << cols << " tokens " << m_count << " rows [" << begin
-                  << ", " << end << ") token " << m << " row " << r;
+              ASSERT_EQ(Bits(y[m * ldy + r]), Bits(expected)) << DTypeName(dtype) << " " << rows << "x" << cols << " tokens " << m_count << " rows ["
+                                                              << begin << ", " << end << ") token " << m << " row " << r;
             }
           }
         }
@@ -258,8 +245,7 @@ TEST_P(KernelsTest, LinearOfAViewOfRows) {
       std::vector<float> part(static_cast<size_t>(count));
       k().linear(w.view().Rows(begin, count), x.data(), cols, 1, part.data(), count, 0, count);
       for (int64_t r = 0; r < count; ++r) {
-        ASSERT_EQ(Bits(part[static_cast<size_t>(r)]), Bits(whole[static_cast<size_t>(begin + r)]))
-            << DTypeName(dtype) << begin;
+        ASSERT_EQ(Bits(part[static_cast<size_t>(r)]), Bits(whole[static_cast<size_t>(begin + r)])) << DTypeName(dtype) << begin;
       }
     }
   }
@@ -324,8 +310,7 @@ TEST_P(KernelsTest, F8IsConvertedExactly) {
       for (int64_t r = 0; r < rows; ++r) {
         const float scale = scales[static_cast<size_t>((50 + r) / 128 * 2 + c / 128)];
         const float want = flushed ? 0.0f : F8E4M3ToFloat(code_at(r, c)) * value * scale;
-        ASSERT_EQ(y[static_cast<size_t>(r)], want)
-            << "code " << int{code_at(r, c)} << " x " << value << " column " << c;
+        ASSERT_EQ(y[static_cast<size_t>(r)], want) << "code " << int{code_at(r, c)} << " x " << value << " column " << c;
       }
     }
   }
@@ -336,13 +321,8 @@ TEST_P(KernelsTest, F8IsConvertedExactlyInTheTransposedProduct) {
   std::vector<uint8_t> codes(256 * 3);
   for (size_t i = 0; i < codes.size(); ++i) codes[i] = (i & 0x7f) == 0x7f ? 0 : static_cast<uint8_t>(i);
   const float scales[] = {0.3f, 0.7f, 1.1f, 1.3f, 1.7f, 1.9f};
-  const WeightView w = {.data = codes.data(),
-                        .dtype = DType::kF8E4M3,
-                        .rows = 1,
-                        .cols = 768,
-                        .row_stride = 768,
-                        .scales = scales,
-                        .scale_stride = 6};
+  const WeightView w = {
+      .data = codes.data(), .dtype = DType::kF8E4M3, .rows = 1, .cols = 768, .row_stride = 768, .scales = scales, .scale_stride = 6};
   const bf16 x = ToBf16(1.0f);
   std::vector<float> y(768);
   k().linear_transposed(w, &x, y.data(), 0, 768);
@@ -367,19 +347,16 @@ TEST_P(KernelsTest, LinearTransposed) {
           sum += product;
           magnitude += std::fabs(product);
         }
-        ASSERT_NEAR(y[c], sum, SumTolerance(rows, magnitude))
-            << DTypeName(dtype) << " " << rows << "x" << cols << " column " << c;
+        ASSERT_NEAR(y[c], sum, SumTolerance(rows, magnitude)) << DTypeName(dtype) << " " << rows << "x" << cols << " column " << c;
       }
       // Any split of the columns: the same bits, and nothing outside the range.
       for (int tries = 0; tries < 6; ++tries) {
         const int64_t begin = static_cast<int64_t>(rng_() % static_cast<uint32_t>(cols));
-        const int64_t end =
-            tries == 0 ? begin : begin + 1 + static_cast<int64_t>(rng_() % static_cast<uint32_t>(cols - begin));
+        const int64_t end = tries == 0 ? begin : begin + 1 + static_cast<int64_t>(rng_() % static_cast<uint32_t>(cols - begin));
         GuardedArray<float> part(cols, 12345.0f);
         k().linear_transposed(w.view(), x.data(), part.data(), begin, end);
         for (int64_t c = 0; c < cols; ++c) {
-          ASSERT_EQ(Bits(part[c]), Bits(c >= begin && c < end ? y[c] : 12345.0f))
-              << DTypeName(dtype) << " column " << c;
+          ASSERT_EQ(Bits(part[c]), Bits(c >= begin && c < end ? y[c] : 12345.0f)) << DTypeName(dtype) << " column " << c;
         }
       }
     }
@@ -427,8 +404,7 @@ TEST_P(KernelsTest, MlaAbsorbedOverPages) {
     int64_t heads, rank, rope, positions;
   };
   for (const auto& [heads, rank, rope, positions] :
-       {Case{1, 1, 1, 1}, Case{3, 7, 5, 3}, Case{4, 40, 0, 64}, Case{5, 64, 8, 65}, Case{16, 512, 64, 200},
-        Case{2, 100, 34, 129}}) {
+       {Case{1, 1, 1, 1}, Case{3, 7, 5, 3}, Case{4, 40, 0, 64}, Case{5, 64, 8, 65}, Case{16, 512, 64, 200}, Case{2, 100, 34, 129}}) {
     const int64_t ldkv = rank + rope;
     const float scale = 2.0f / std::sqrt(static_cast<float>(ldkv));
     GuardedArray<bf16> q_latent(heads * rank), q_rope(heads * rope), kv(positions * ldkv);
@@ -436,30 +412,27 @@ TEST_P(KernelsTest, MlaAbsorbedOverPages) {
     std::vector<SoftmaxState> state(static_cast<size_t>(heads));
     GuardedArray<float> acc(heads * rank), scratch(heads * 64);
     for (int64_t j = 0; j < positions; j += 64) {
-      k().mla_absorbed(q_latent.data(), q_rope.data(), kv.data() + j * ldkv, std::min<int64_t>(64, positions - j),
-                       heads, rank, rope, scale, state.data(), acc.data(), scratch.data());
+      k().mla_absorbed(q_latent.data(), q_rope.data(), kv.data() + j * ldkv, std::min<int64_t>(64, positions - j), heads, rank, rope, scale,
+                       state.data(), acc.data(), scratch.data());
     }
     for (int64_t h = 0; h < heads; ++h) {
       std::vector<double> scores;
       for (int64_t j = 0; j < positions; ++j) {
         const bf16* row = kv.data() + j * ldkv;
-        scores.push_back(scale * (DotF64(q_latent.data() + h * rank, row, rank) +
-                                  DotF64(q_rope.data() + h * rope, row + rank, rope)));
+        scores.push_back(scale * (DotF64(q_latent.data() + h * rank, row, rank) + DotF64(q_rope.data() + h * rope, row + rank, rope)));
       }
       const AttentionReference want(scores, kv.data(), ldkv, rank);
       for (int64_t i = 0; i < rank; ++i) {
         const size_t at = static_cast<size_t>(i);
-        ASSERT_NEAR(acc[h * rank + i] / state[static_cast<size_t>(h)].sum, want.out[at],
-                    1e-5 * (want.magnitude[at] + 1e-3))
+        ASSERT_NEAR(acc[h * rank + i] / state[static_cast<size_t>(h)].sum, want.out[at], 1e-5 * (want.magnitude[at] + 1e-3))
             << "heads " << heads << " rank " << rank << " positions " << positions << " head " << h;
       }
       // A head alone gives the bits it has among others.
       SoftmaxState alone;
       GuardedArray<float> acc_alone(rank), scratch_alone(64);
       for (int64_t j = 0; j < positions; j += 64) {
-        k().mla_absorbed(q_latent.data() + h * rank, q_rope.data() + h * rope, kv.data() + j * ldkv,
-                         std::min<int64_t>(64, positions - j), 1, rank, rope, scale, &alone, acc_alone.data(),
-                         scratch_alone.data());
+        k().mla_absorbed(q_latent.data() + h * rank, q_rope.data() + h * rope, kv.data() + j * ldkv, std::min<int64_t>(64, positions - j), 1, rank,
+                         rope, scale, &alone, acc_alone.data(), scratch_alone.data());
       }
       ASSERT_EQ(Bits(alone.max), Bits(state[static_cast<size_t>(h)].max));
       ASSERT_EQ(Bits(alone.sum), Bits(state[static_cast<size_t>(h)].sum));
@@ -481,20 +454,17 @@ TEST_P(KernelsTest, AttentionExpandedOverPages) {
     SoftmaxState state;
     GuardedArray<float> acc(v_dim), scratch(64);
     for (int64_t j = 0; j < positions; j += 64) {
-      k().attention_expanded(q.data(), kv.data() + j * ldk, ldk, k_rope.data() + j * rope, rope,
-                             kv.data() + j * ldk + nope, ldk, std::min<int64_t>(64, positions - j), nope, rope, v_dim,
-                             scale, &state, acc.data(), scratch.data());
+      k().attention_expanded(q.data(), kv.data() + j * ldk, ldk, k_rope.data() + j * rope, rope, kv.data() + j * ldk + nope, ldk,
+                             std::min<int64_t>(64, positions - j), nope, rope, v_dim, scale, &state, acc.data(), scratch.data());
     }
     std::vector<double> scores;
     for (int64_t j = 0; j < positions; ++j) {
-      scores.push_back(scale * (DotF64(q.data(), kv.data() + j * ldk, nope) +
-                                DotF64(q.data() + nope, k_rope.data() + j * rope, rope)));
+      scores.push_back(scale * (DotF64(q.data(), kv.data() + j * ldk, nope) + DotF64(q.data() + nope, k_rope.data() + j * rope, rope)));
     }
     const AttentionReference want(scores, kv.data() + nope, ldk, v_dim);
     for (int64_t i = 0; i < v_dim; ++i) {
       const size_t at = static_cast<size_t>(i);
-      ASSERT_NEAR(acc[i] / state.sum, want.out[at], 1e-5 * (want.magnitude[at] + 1e-3))
-          << "positions " << positions << " column " << i;
+      ASSERT_NEAR(acc[i] / state.sum, want.out[at], 1e-5 * (want.magnitude[at] + 1e-3)) << "positions " << positions << " column " << i;
     }
   }
 }
@@ -510,8 +480,7 @@ struct TinyAttention {
     std::vector<bf16> v(static_cast<size_t>(count * 64));
     for (int64_t j = 0; j < count; ++j) v[static_cast<size_t>(j * 64 + j)] = ToBf16(1.0f);
     float scratch[64];
-    kernels.attention_expanded(&query, k.data(), 1, k.data(), 0, v.data(), 64, count, 1, 0, 64, scale, &state,
-                               acc.data(), scratch);
+    kernels.attention_expanded(&query, k.data(), 1, k.data(), 0, v.data(), 64, count, 1, 0, 64, scale, &state, acc.data(), scratch);
   }
   const KernelTable& kernels;
   SoftmaxState state;
@@ -590,9 +559,7 @@ TEST(IsaTest, APathNeedsAllItsFeaturesAndThoseBelow) {
   EXPECT_THAT(IsasFor(f), ElementsAre(Isa::kScalar));
 }
 
-TEST(IsaTest, ThisCpuRunsTheScalarPath) {
-  EXPECT_EQ(SupportedIsas().front(), Isa::kScalar);
-}
+TEST(IsaTest, ThisCpuRunsTheScalarPath) { EXPECT_EQ(SupportedIsas().front(), Isa::kScalar); }
 
 TEST(RopeTest, RotatesPairs) {
   float x[] = {1, 0, 0, 2, 3, 4};

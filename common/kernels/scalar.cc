@@ -47,24 +47,17 @@ const uint8_t* RowData(const WeightView& w, int64_t row) {
   return static_cast<const uint8_t*>(w.data) + static_cast<size_t>(row * w.row_stride) * DTypeBytes(w.dtype);
 }
 
-const float* RowScales(const WeightView& w, int64_t row) {
-  return w.scales + (w.scale_row0 + row) / kScaleBlock * w.scale_stride;
-}
+const float* RowScales(const WeightView& w, int64_t row) { return w.scales + (w.scale_row0 + row) / kScaleBlock * w.scale_stride; }
 
 // Calls f.template operator()<dtype>().
 template <class F>
 void ForDType(DType dtype, F f) {
   switch (dtype) {
-    case DType::kF8E4M3:
-      return f.template operator()<DType::kF8E4M3>();
-    case DType::kBF16:
-      return f.template operator()<DType::kBF16>();
-    case DType::kF16:
-      return f.template operator()<DType::kF16>();
-    case DType::kF32:
-      return f.template operator()<DType::kF32>();
-    case DType::kInvalid:
-      return;
+    case DType::kF8E4M3: return f.template operator()<DType::kF8E4M3>();
+    case DType::kBF16: return f.template operator()<DType::kBF16>();
+    case DType::kF16: return f.template operator()<DType::kF16>();
+    case DType::kF32: return f.template operator()<DType::kF32>();
+    case DType::kInvalid: return;
   }
 }
 
@@ -99,8 +92,7 @@ float RowDot(const WeightView& w, int64_t row, const bf16* x) {
   return total;
 }
 
-void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin,
-            int64_t row_end) {
+void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
   ForDType(w.dtype, [&]<DType kDType>() {
     for (int64_t r = row_begin; r < row_end; ++r) {
       for (int64_t m = 0; m < m_count; ++m) y[m * ldy + r] = RowDot<kDType>(w, r, x + m * ldx);
@@ -160,8 +152,8 @@ void AddValues(const float* p, const bf16* v, int64_t ldv, int64_t count, float*
   }
 }
 
-void MlaAbsorbed(const bf16* q_latent, const bf16* q_rope, const bf16* kv, int64_t count, int64_t heads, int64_t rank,
-                 int64_t rope, float scale, SoftmaxState* state, float* acc, float* scratch) {
+void MlaAbsorbed(const bf16* q_latent, const bf16* q_rope, const bf16* kv, int64_t count, int64_t heads, int64_t rank, int64_t rope, float scale,
+                 SoftmaxState* state, float* acc, float* scratch) {
   const int64_t ldkv = rank + rope;
   for (int64_t h = 0; h < heads; ++h) {
     float* scores = scratch + h * 64;
@@ -175,9 +167,8 @@ void MlaAbsorbed(const bf16* q_latent, const bf16* q_rope, const bf16* kv, int64
   }
 }
 
-void AttentionExpanded(const bf16* q, const bf16* k, int64_t ldk, const bf16* k_rope, int64_t ld_rope, const bf16* v,
-                       int64_t ldv, int64_t count, int64_t nope, int64_t rope, int64_t v_dim, float scale,
-                       SoftmaxState* state, float* acc, float* scratch) {
+void AttentionExpanded(const bf16* q, const bf16* k, int64_t ldk, const bf16* k_rope, int64_t ld_rope, const bf16* v, int64_t ldv, int64_t count,
+                       int64_t nope, int64_t rope, int64_t v_dim, float scale, SoftmaxState* state, float* acc, float* scratch) {
   for (int64_t j = 0; j < count; ++j) {
     const float plain = Dot(q, k + j * ldk, nope, 0.0f);
     scratch[j] = scale * Dot(q + nope, k_rope + j * ld_rope, rope, plain);

@@ -160,12 +160,11 @@ void DecoderPass::Logits(float* logits) {
   const int64_t rows = static_cast<int64_t>(c_.batch.logit_rows.size());
   const int64_t hidden = c_.config.hidden_size;
   std::copy(c_.batch.logit_rows.begin(), c_.batch.logit_rows.end(), w.logit_row_ids.as<int32_t>());
-  c_.ops.GatherRows(c_.stream, {.x = w.residual.as<float>(), .rows = w.logit_row_ids.as<int32_t>(), .m = rows, .n = hidden, .out = w.last.as<float>()});
+  c_.ops.GatherRows(c_.stream,
+                    {.x = w.residual.as<float>(), .rows = w.logit_row_ids.as<int32_t>(), .m = rows, .n = hidden, .out = w.last.as<float>()});
   Norm(w.last.as<float>(), c_.weights.final_norm, rows, hidden, w.last_normed);
   Linear(c_.weights.head, w.last_normed, rows, w.logits);
-  c_.ops.ToHost(c_.stream, {.device = w.logits.data(),
-                            .host = logits,
-                            .bytes = static_cast<uint64_t>(rows * c_.config.vocab_size) * sizeof(float)});
+  c_.ops.ToHost(c_.stream, {.device = w.logits.data(), .host = logits, .bytes = static_cast<uint64_t>(rows * c_.config.vocab_size) * sizeof(float)});
 }
 
 void DecoderPass::Norm(const float* x, const VectorF32& weight, int64_t m, int64_t n, Buffer& out) {

@@ -47,7 +47,7 @@ class BoundModel : public Model {
   const ModelConfig& config() const override { return config_; }
   int64_t num_shards() const override { return image_->num_shards(); }
   KvGeometry kv_geometry() const override {
-    return {.layers = static_cast<uint32_t>(config_.num_hidden_layers), 
+    return {.layers = static_cast<uint32_t>(config_.num_hidden_layers),
             .row_elements = static_cast<uint32_t>(config_.kv_row() * device_.caps().activation_terms),
             .dtype = DType::kBF16};
   }
@@ -86,7 +86,8 @@ class BoundModel : public Model {
 
 absl::StatusOr<std::unique_ptr<Model>> Model::Bind(const ModelConfig& config, std::shared_ptr<const WeightImage> image, Device& device) {
   if (!config.rope_interleave) {
-    return absl::UnimplementedError("rope_interleave = false in config.json: only interleaved rotary pairs are supported, as DeepSeek's own checkpoints have them");
+    return absl::UnimplementedError(
+        "rope_interleave = false in config.json: only interleaved rotary pairs are supported, as DeepSeek's own checkpoints have them");
   }
   auto weights = BindWeights(config, image, device);
   if (!weights.ok()) return Annotate(weights.status(), absl::StrCat("binding ", config.architecture));

@@ -20,9 +20,9 @@ namespace hearth {
 // One batch of one form. Rows are grouped by stream, in the order of `sequences`.
 struct ForwardBatch {
   Form form = Form::kDecode;
-  std::vector<int32_t> token_ids;        // [M]
-  std::vector<KvSequence> sequences;     // their rows cover [0, M) without gap
-  std::vector<int32_t> logit_rows;       // rows whose logits are wanted; empty for prefill chunks
+  std::vector<int32_t> token_ids;     // [M]
+  std::vector<KvSequence> sequences;  // their rows cover [0, M) without gap
+  std::vector<int32_t> logit_rows;    // rows whose logits are wanted; empty for prefill chunks
 };
 
 // For tests and status: looks at what passes by. Called in order, on the thread of Forward, after the op has completed. Host pointers.

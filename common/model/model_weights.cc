@@ -36,9 +36,7 @@ class Binder {
     ASSIGN_OR_RETURN(out.buffer, device_.Allocate(static_cast<size_t>(n) * sizeof(float)));
     float* to = out.buffer.as<float>();
     switch (tensor.dtype) {
-      case DType::kF32:
-        std::memcpy(to, tensor.data, static_cast<size_t>(n) * sizeof(float));
-        return absl::OkStatus();
+      case DType::kF32: std::memcpy(to, tensor.data, static_cast<size_t>(n) * sizeof(float)); return absl::OkStatus();
       case DType::kBF16:
         for (int64_t i = 0; i < n; ++i) to[i] = ToFloat(static_cast<const bf16*>(tensor.data)[i]);
         return absl::OkStatus();
@@ -46,8 +44,7 @@ class Binder {
         for (int64_t i = 0; i < n; ++i) to[i] = F16ToFloat(static_cast<const uint16_t*>(tensor.data)[i]);
         return absl::OkStatus();
       case DType::kF8E4M3:
-      case DType::kInvalid:
-        break;
+      case DType::kInvalid: break;
     }
     return absl::InvalidArgumentError(absl::StrCat(name, " is a vector of ", Sv(DTypeName(tensor.dtype)), "; supported: F32, BF16, F16"));
   }

@@ -24,14 +24,14 @@ struct VectorF32 {
 };
 
 struct AttentionWeights {
-  VectorF32 input_norm;            // [hidden]
-  std::optional<WeightView> q_a;   // [q_lora_rank, hidden]; none: q is the plain q_proj
-  VectorF32 q_a_norm;              // [q_lora_rank]
-  WeightView q;                    // q_b_proj [heads * (nope + rope), q_lora_rank], or q_proj [.., hidden]
-  WeightView kv_a;                 // [kv_lora_rank + rope, hidden]
-  VectorF32 kv_a_norm;             // [kv_lora_rank]
-  WeightView kv_b;                 // [heads * (nope + v), kv_lora_rank]
-  WeightView o;                    // [hidden, heads * v]
+  VectorF32 input_norm;           // [hidden]
+  std::optional<WeightView> q_a;  // [q_lora_rank, hidden]; none: q is the plain q_proj
+  VectorF32 q_a_norm;             // [q_lora_rank]
+  WeightView q;                   // q_b_proj [heads * (nope + rope), q_lora_rank], or q_proj [.., hidden]
+  WeightView kv_a;                // [kv_lora_rank + rope, hidden]
+  VectorF32 kv_a_norm;            // [kv_lora_rank]
+  WeightView kv_b;                // [heads * (nope + v), kv_lora_rank]
+  WeightView o;                   // [hidden, heads * v]
 };
 
 // A gated feed-forward network: the dense layers' and the shared expert.
@@ -50,16 +50,16 @@ struct MoeWeights {
 
 struct LayerWeights {
   AttentionWeights attention;
-  VectorF32 post_attention_norm;   // [hidden]
-  std::optional<MlpWeights> mlp;   // a dense layer
-  std::optional<MoeWeights> moe;   // or one of experts
+  VectorF32 post_attention_norm;  // [hidden]
+  std::optional<MlpWeights> mlp;  // a dense layer
+  std::optional<MoeWeights> moe;  // or one of experts
 };
 
 struct ModelWeights {
   WeightView embedding;  // [vocab, hidden]
   std::vector<LayerWeights> layers;
-  VectorF32 final_norm;  // [hidden]
-  WeightView head;       // [vocab, hidden]; the embedding where they are tied
+  VectorF32 final_norm;                   // [hidden]
+  WeightView head;                        // [vocab, hidden]; the embedding where they are tied
   std::unique_ptr<ExpertSource> experts;  // null without MoE layers
 };
 

@@ -22,22 +22,22 @@ struct ForwardWorkspace : Model::Workspace {
   int terms = 1;  // BF16 terms of a matrix input: what is bf16 below has so many numbers an element
 
   // [rows, ...]
-  Buffer token_ids;  // i32
-  Buffer residual;   // f32 [hidden]: the residual stream
-  Buffer normed;     // bf16 [hidden]
-  Buffer q_a;        // f32 [q_lora_rank]
-  Buffer q_a_normed; // bf16 [q_lora_rank]
-  Buffer q;          // f32 [heads, nope + rope]
-  Buffer q_rotated;  // bf16 [heads, nope + rope]
-  Buffer kv_a;       // f32 [kv_lora_rank + rope]
-  Buffer attended;   // bf16 [heads, v]
-  Buffer projected;  // f32 [hidden]: output of o_proj, of a dense layer, of the shared expert
-  Buffer ffn_gate;   // f32 [widest feed-forward network]
-  Buffer ffn_up;     // f32
-  Buffer ffn_act;    // bf16
+  Buffer token_ids;       // i32
+  Buffer residual;        // f32 [hidden]: the residual stream
+  Buffer normed;          // bf16 [hidden]
+  Buffer q_a;             // f32 [q_lora_rank]
+  Buffer q_a_normed;      // bf16 [q_lora_rank]
+  Buffer q;               // f32 [heads, nope + rope]
+  Buffer q_rotated;       // bf16 [heads, nope + rope]
+  Buffer kv_a;            // f32 [kv_lora_rank + rope]
+  Buffer attended;        // bf16 [heads, v]
+  Buffer projected;       // f32 [hidden]: output of o_proj, of a dense layer, of the shared expert
+  Buffer ffn_gate;        // f32 [widest feed-forward network]
+  Buffer ffn_up;          // f32
+  Buffer ffn_act;         // bf16
   Buffer expert_ids;      // i32 [top_k]
   Buffer expert_weights;  // f32 [top_k]
-  Buffer moe;        // f32 [hidden]: sum over the routed experts
+  Buffer moe;             // f32 [hidden]: sum over the routed experts
 
   // [logit_rows, ...]
   Buffer logit_row_ids;  // i32

@@ -30,12 +30,11 @@ class FakeMachine {
     Write(dir + "/cpulist", cpus + "\n");
     Write(dir + "/distance", distance + "\n");
     const std::string prefix = "Node " + std::to_string(id) + " ";
-    Write(dir + "/meminfo", prefix + "MemTotal: " + std::to_string(memory_kib) + " kB\n" + prefix + "MemFree: " +
-                                std::to_string(memory_kib / 2) + " kB\n" + prefix + "Active(file): 8 kB\n");
+    Write(dir + "/meminfo", prefix + "MemTotal: " + std::to_string(memory_kib) + " kB\n" + prefix + "MemFree: " + std::to_string(memory_kib / 2) +
+                                " kB\n" + prefix + "Active(file): 8 kB\n");
   }
   void Allowed(const std::string& cpus, const std::string& nodes) {
-    Write(root_ + "/proc/self/status",
-          "Name:\tx\nCpus_allowed_list:\t" + cpus + "\nMems_allowed_list:\t" + nodes + "\n");
+    Write(root_ + "/proc/self/status", "Name:\tx\nCpus_allowed_list:\t" + cpus + "\nMems_allowed_list:\t" + nodes + "\n");
   }
 
  private:
@@ -177,8 +176,7 @@ TEST(Placement, PagesOfThisMachineAreSeen) {
   ASSERT_NE(memory, MAP_FAILED);
   const absl::StatusOr<std::map<int, uint64_t>> pages = SamplePagesPerNode(memory, kBytes, 16);
   munmap(memory, kBytes);
-  if (!pages.ok())
-    GTEST_SKIP() << "the kernel does not tell where pages are: " << std::string(pages.status().message());
+  if (!pages.ok()) GTEST_SKIP() << "the kernel does not tell where pages are: " << std::string(pages.status().message());
   uint64_t total = 0;
   for (const auto& [id, count] : *pages) total += count;
   EXPECT_EQ(total, 16u);

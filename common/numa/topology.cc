@@ -101,8 +101,8 @@ absl::StatusOr<std::vector<int>> ParseCpuList(std::string_view text) {
   for (const absl::string_view part : absl::StrSplit(trimmed, ',')) {
     const std::vector<absl::string_view> ends = absl::StrSplit(part, '-');
     int first = 0, last = 0;
-    if (ends.size() > 2 || !absl::SimpleAtoi(ends[0], &first) || !absl::SimpleAtoi(ends.back(), &last) || first < 0 ||
-        last < first || last > kCpuMax) {
+    if (ends.size() > 2 || !absl::SimpleAtoi(ends[0], &first) || !absl::SimpleAtoi(ends.back(), &last) || first < 0 || last < first ||
+        last > kCpuMax) {
       return absl::InvalidArgumentError(absl::StrCat("\"", trimmed, "\" is not a list of numbers such as 0-3,8"));
     }
     for (int i = first; i <= last; ++i) cpus.push_back(i);
@@ -134,8 +134,7 @@ Topology DiscoverTopology(const std::string& root) {
     }
     ReadMemory(node_dir + "/meminfo", node);
     if (node.memory_bytes == 0) {
-      topology.notes.push_back(
-          absl::StrCat("NUMA node ", id, " has no memory: its CPUs work on that of the nearest node"));
+      topology.notes.push_back(absl::StrCat("NUMA node ", id, " has no memory: its CPUs work on that of the nearest node"));
     } else if (allowed_memory && !std::binary_search(allowed_memory->begin(), allowed_memory->end(), id)) {
       node.memory_bytes = node.free_bytes = 0;
       topology.notes.push_back(absl::StrCat("NUMA node ", id, " has memory that the cpuset keeps from this process"));
@@ -148,16 +147,14 @@ Topology DiscoverTopology(const std::string& root) {
   if (topology.AllCpus().empty()) {
     topology.nodes.assign(1, NumaNode{});
     topology.nodes[0].cpus = allowed && !allowed->empty() ? *allowed : AffinityCpus();
-    topology.notes.push_back(absl::StrCat("no NUMA information under ", dir, ": one node of ",
-                                          topology.nodes[0].cpus.size(), " CPUs is assumed"));
+    topology.notes.push_back(absl::StrCat("no NUMA information under ", dir, ": one node of ", topology.nodes[0].cpus.size(), " CPUs is assumed"));
   }
   return topology;
 }
 
 absl::StatusOr<Topology> PretendTopology(const Topology& real, int num_nodes) {
   if (num_nodes < 1 || num_nodes > 64) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("a pretended topology of ", num_nodes, " nodes: supported are 1 to 64"));
+    return absl::InvalidArgumentError(absl::StrCat("a pretended topology of ", num_nodes, " nodes: supported are 1 to 64"));
   }
   const std::vector<int> cpus = real.AllCpus();
   uint64_t memory = 0, free = 0;
@@ -180,8 +177,7 @@ absl::StatusOr<Topology> PretendTopology(const Topology& real, int num_nodes) {
     node.free_bytes = free / static_cast<uint64_t>(num_nodes);
     topology.nodes.push_back(std::move(node));
   }
-  topology.notes.push_back(
-      absl::StrCat("pretended topology: ", num_nodes, " nodes on a machine of ", real.nodes.size()));
+  topology.notes.push_back(absl::StrCat("pretended topology: ", num_nodes, " nodes on a machine of ", real.nodes.size()));
   return topology;
 }
 
@@ -196,8 +192,7 @@ std::vector<ShardHome> PlaceShards(const Topology& topology, int num_shards) {
     for (size_t i = 0; i < nodes.size(); ++i) {
       if (nodes[i].memory_bytes > nodes[with_memory].memory_bytes) with_memory = i;
     }
-    return std::vector<ShardHome>(static_cast<size_t>(num_shards),
-                                  ShardHome{nodes[with_memory].id, topology.AllCpus()});
+    return std::vector<ShardHome>(static_cast<size_t>(num_shards), ShardHome{nodes[with_memory].id, topology.AllCpus()});
   }
   std::vector<std::vector<int>> cpus;
   for (const size_t i : whole) cpus.push_back(nodes[i].cpus);

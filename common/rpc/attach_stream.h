@@ -28,7 +28,7 @@ class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1:
   bool closed();
   grpc::Status Close();  // cancels, and says how the stream ended
   void Wake();
-  void SendBeat();     // skipped while an earlier write is still under way
+  void SendBeat();  // skipped while an earlier write is still under way
   void SendGoodbye();
 
   v1::Store::Stub& stub() { return *stub_; }
@@ -41,8 +41,8 @@ class AttachStream final : public grpc::ClientBidiReactor<v1::AttachRequest, v1:
   std::shared_ptr<grpc::Channel> channel_;
   std::unique_ptr<v1::Store::Stub> stub_;
   grpc::ClientContext context_;
-  v1::AttachRequest out_;   // of the write under way
-  v1::AttachEvent in_;      // of the read under way
+  v1::AttachRequest out_;  // of the write under way
+  v1::AttachEvent in_;     // of the read under way
   std::mutex mutex_;
   std::condition_variable changed_;
   std::deque<v1::AttachEvent> events_;

@@ -26,7 +26,7 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> ServeUnix(const std::string& socke
 void SetServerDefaults(grpc::ServerBuilder& builder);
 absl::Status ClearUnixSocketPath(const std::string& socket_path);
 
-std::string ToBytes(const Hash128& id);                          // 16 bytes, low half first, little-endian
+std::string ToBytes(const Hash128& id);                           // 16 bytes, low half first, little-endian
 absl::StatusOr<Hash128> HashFromBytes(const std::string& bytes);  // InvalidArgument unless 16 bytes
 
 }  // namespace hearth

@@ -23,11 +23,11 @@ enum class ClientKind { kPrefill = 1, kDecode = 2, kRouter = 3 };
 struct StoreClientOptions {
   std::string socket_path;
   ClientKind kind = ClientKind::kDecode;
-  std::string name;        // "decode.0"
-  uint64_t numerics = 0;   // see AttachRequest.Hello
+  std::string name;       // "decode.0"
+  uint64_t numerics = 0;  // see AttachRequest.Hello
   // A newer generation is READY; zero: the present one must go before the next one fits. May be said again after a re-attach.
   std::function<void(const Hash128& generation)> on_switch;
-  std::function<void(const absl::Status& why)> on_lost;      // the store says that our generation or lease is gone
+  std::function<void(const absl::Status& why)> on_lost;  // the store says that our generation or lease is gone
 };
 
 // How far the store is, for health and status.
@@ -38,10 +38,10 @@ struct StoreView {
   Hash128 fingerprint;                // of its model
   int64_t kv_tokens = 0;              // that its KV pool holds
   RegionPlace place;
-  double load_fraction = 0;           // while loading
+  double load_fraction = 0;  // while loading
   double load_eta_seconds = 0;
   std::string phase;
-  std::string away_reason;            // when not attached
+  std::string away_reason;  // when not attached
 };
 
 class StoreClient : public PageStore {

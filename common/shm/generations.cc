@@ -26,8 +26,8 @@ std::vector<GenerationInfo> ListGenerations(const RegionPlace& place) {
   }
   std::vector<GenerationInfo> list;
   for (auto& [hex, info] : found) {
-    absl::StatusOr<ShmRegion> manifest = ShmRegion::Open(place.Path(kManifestWhat, info.generation),
-                                                         RegionKind::kManifest, kManifestVersion, MapMode::kReadOnly);
+    absl::StatusOr<ShmRegion> manifest =
+        ShmRegion::Open(place.Path(kManifestWhat, info.generation), RegionKind::kManifest, kManifestVersion, MapMode::kReadOnly);
     if (manifest.ok()) {
       info.state = manifest->state();
       info.owner = manifest->owner();
@@ -45,8 +45,7 @@ absl::Status RemoveGeneration(const RegionPlace& place, const Hash128& generatio
   const auto remove = [&](const std::string& path) {
     if (unlink(path.c_str()) == 0 || errno == ENOENT) return;
     const std::string message = absl::StrCat("removing ", path, ": ", strerror(errno));
-    status.Update(errno == EACCES || errno == EPERM ? absl::PermissionDeniedError(message)
-                                                    : absl::InternalError(message));
+    status.Update(errno == EACCES || errno == EPERM ? absl::PermissionDeniedError(message) : absl::InternalError(message));
   };
   remove(place.Path(kManifestWhat, generation));
   for (const RegionFile& file : ListRegionFiles(place)) {

@@ -18,24 +18,19 @@ constexpr uint64_t kPagesMax = std::numeric_limits<int32_t>::max();  // page num
 
 absl::Status CheckGeometry(const KvGeometry& g) {
   if (g.layers == 0 || g.layers > kLayersMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("KV geometry: ", g.layers, " layers, supported are 1 to ", kLayersMax));
+    return absl::InvalidArgumentError(absl::StrCat("KV geometry: ", g.layers, " layers, supported are 1 to ", kLayersMax));
   }
   if (g.row_elements == 0 || g.row_elements > kRowElementsMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("KV geometry: rows of ", g.row_elements, " elements, supported are 1 to ", kRowElementsMax));
+    return absl::InvalidArgumentError(absl::StrCat("KV geometry: rows of ", g.row_elements, " elements, supported are 1 to ", kRowElementsMax));
   }
   if (g.dtype != DType::kBF16) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("KV geometry: dtype number ", static_cast<uint32_t>(g.dtype), ", supported is BF16 (3)"));
+    return absl::InvalidArgumentError(absl::StrCat("KV geometry: dtype number ", static_cast<uint32_t>(g.dtype), ", supported is BF16 (3)"));
   }
   if (g.num_pages == 0 || g.num_pages > kPagesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("KV geometry: ", g.num_pages, " pages, supported are 1 to ", kPagesMax));
+    return absl::InvalidArgumentError(absl::StrCat("KV geometry: ", g.num_pages, " pages, supported are 1 to ", kPagesMax));
   }
   if (g.num_pages > std::numeric_limits<int64_t>::max() / 2 / g.page_bytes()) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("KV geometry: ", g.num_pages, " pages of ", g.page_bytes(), " bytes are beyond any memory"));
+    return absl::InvalidArgumentError(absl::StrCat("KV geometry: ", g.num_pages, " pages of ", g.page_bytes(), " bytes are beyond any memory"));
   }
   return absl::OkStatus();
 }
@@ -54,8 +49,7 @@ class SharedKvPool : public KvPool {
 
 class PrivateKvPool : public KvPool {
  public:
-  explicit PrivateKvPool(const KvGeometry& geometry)
-      : geometry_(geometry), bytes_(geometry.num_pages * geometry.page_bytes()) {
+  explicit PrivateKvPool(const KvGeometry& geometry) : geometry_(geometry), bytes_(geometry.num_pages * geometry.page_bytes()) {
     void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     HEARTH_CHECK(memory != MAP_FAILED);
     pages_ = static_cast<uint8_t*>(memory);
@@ -77,18 +71,17 @@ absl::Status CheckFits(const KvGeometry& pool, const KvGeometry& wanted) {
   if (pool.layers >= wanted.layers && pool.row_elements == wanted.row_elements && pool.dtype == wanted.dtype) {
     return absl::OkStatus();
   }
-  return absl::FailedPreconditionError(absl::StrCat(
-      "the KV pool holds ", pool.layers, " layers of ", pool.row_elements, " ", Sv(DTypeName(pool.dtype)),
-      ", the model needs ", wanted.layers, " of ", wanted.row_elements, " ", Sv(DTypeName(wanted.dtype))));
+  return absl::FailedPreconditionError(absl::StrCat("the KV pool holds ", pool.layers, " layers of ", pool.row_elements, " ",
+                                                    Sv(DTypeName(pool.dtype)), ", the model needs ", wanted.layers, " of ", wanted.row_elements, " ",
+                                                    Sv(DTypeName(wanted.dtype))));
 }
 
-absl::StatusOr<std::shared_ptr<KvPool>> KvPool::Create(const RegionPlace& place, const Hash128& generation,
-                                                       const KvGeometry& geometry,
+absl::StatusOr<std::shared_ptr<KvPool>> KvPool::Create(const RegionPlace& place, const Hash128& generation, const KvGeometry& geometry,
                                                        const AllocationHook& on_allocated) {
   RETURN_IF_ERROR(CheckGeometry(geometry));
   const uint64_t body = kKvPagesOffset + geometry.num_pages * geometry.page_bytes();
-  ASSIGN_OR_RETURN(ShmRegion region, ShmRegion::Create(place.Path(kKvPoolWhat, generation), RegionKind::kKvPool,
-                                                       kKvPoolVersion, generation, body, on_allocated));
+  ASSIGN_OR_RETURN(ShmRegion region,
+                   ShmRegion::Create(place.Path(kKvPoolWhat, generation), RegionKind::kKvPool, kKvPoolVersion, generation, body, on_allocated));
   // Fresh shared memory is zero: every page says tokens_valid = 0.
   KvPoolHeader header{};
   header.geometry = geometry;
@@ -108,8 +101,7 @@ absl::StatusOr<std::shared_ptr<KvPool>> KvPool::Attach(const RegionPlace& place,
     return absl::DataLossError(absl::StrCat(path, ": belongs to generation ", region.header().generation.ToHex()));
   }
   if (region.state() != RegionState::kReady) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, ": is in state ", region.header().state.load(), ", not READY (2)"));
+    return absl::FailedPreconditionError(absl::StrCat(path, ": is in state ", region.header().state.load(), ", not READY (2)"));
   }
   KvPoolHeader header;
   if (region.body_bytes() < kKvPagesOffset) return absl::DataLossError(absl::StrCat(path, ": too small for a KV pool"));
@@ -122,9 +114,8 @@ absl::StatusOr<std::shared_ptr<KvPool>> KvPool::Attach(const RegionPlace& place,
   }
   if (header.page_bytes != header.geometry.page_bytes() || header.pages_offset != kKvPagesOffset ||
       header.geometry.num_pages * header.page_bytes > region.body_bytes() - kKvPagesOffset) {
-    return absl::DataLossError(absl::StrCat(path, ": ", header.geometry.num_pages, " pages of ", header.page_bytes,
-                                            " bytes at ", header.pages_offset, " contradict the region's ",
-                                            region.body_bytes(), " bytes"));
+    return absl::DataLossError(absl::StrCat(path, ": ", header.geometry.num_pages, " pages of ", header.page_bytes, " bytes at ", header.pages_offset,
+                                            " contradict the region's ", region.body_bytes(), " bytes"));
   }
   return std::make_shared<SharedKvPool>(std::move(region), header.geometry);
 }

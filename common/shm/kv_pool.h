@@ -64,8 +64,7 @@ struct KvPoolHeader {
 };
 static_assert(sizeof(KvGeometry) == 24 && offsetof(KvGeometry, row_elements) == 4 && offsetof(KvGeometry, dtype) == 8 &&
               offsetof(KvGeometry, num_pages) == 16);
-static_assert(sizeof(KvPoolHeader) == 48 && offsetof(KvPoolHeader, page_bytes) == 24 &&
-              offsetof(KvPoolHeader, sum) == 40);
+static_assert(sizeof(KvPoolHeader) == 48 && offsetof(KvPoolHeader, page_bytes) == 24 && offsetof(KvPoolHeader, sum) == 40);
 inline constexpr uint64_t kKvPagesOffset = 4096;
 inline constexpr std::string_view kKvPoolWhat = "kv";  // hearth.<node>.kv.<generation>
 
@@ -73,8 +72,7 @@ class KvPool {
  public:
   // Allocates all pages, zeroed, and leaves the region READY. Errors and `on_allocated`: as ShmRegion::Create;
   // InvalidArgument for the geometry.
-  static absl::StatusOr<std::shared_ptr<KvPool>> Create(const RegionPlace& place, const Hash128& generation,
-                                                        const KvGeometry& geometry,
+  static absl::StatusOr<std::shared_ptr<KvPool>> Create(const RegionPlace& place, const Hash128& generation, const KvGeometry& geometry,
                                                         const AllocationHook& on_allocated = {});
   // Maps it read-write. Errors: as ShmRegion::Open; FailedPrecondition when not READY; DataLoss for a geometry that
   // can't be.

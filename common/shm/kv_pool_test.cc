@@ -44,8 +44,7 @@ TEST_F(KvPoolTest, WhatOneMappingWritesAnotherReads) {
     EXPECT_EQ((*store)->header(page).tokens_valid.load(), 0u);
     EXPECT_EQ(reinterpret_cast<uintptr_t>((*store)->rows(page, 0)) % 64, 0u);
     for (int64_t layer = 0; layer < 6; ++layer) {
-      for (int i = 0; i < 64 * 80; ++i)
-        (*store)->rows(page, layer)[i].bits = static_cast<uint16_t>(page * 1000 + layer * 100 + i % 7);
+      for (int i = 0; i < 64 * 80; ++i) (*store)->rows(page, layer)[i].bits = static_cast<uint16_t>(page * 1000 + layer * 100 + i % 7);
     }
     for (int t = 0; t < kPageTokens; ++t) (*store)->header(page).token_ids[t] = page * 64 + t;
     (*store)->header(page).tokens_valid.store(64, std::memory_order_release);
@@ -54,8 +53,7 @@ TEST_F(KvPoolTest, WhatOneMappingWritesAnotherReads) {
     EXPECT_EQ((*worker)->header(page).tokens_valid.load(std::memory_order_acquire), 64u);
     EXPECT_EQ((*worker)->header(page).token_ids[63], page * 64 + 63);
     for (int64_t layer = 0; layer < 6; ++layer) {
-      for (int i = 0; i < 64 * 80; ++i)
-        ASSERT_EQ((*worker)->rows(page, layer)[i].bits, page * 1000 + layer * 100 + i % 7);
+      for (int i = 0; i < 64 * 80; ++i) ASSERT_EQ((*worker)->rows(page, layer)[i].bits, page * 1000 + layer * 100 + i % 7);
     }
   }
   const uint8_t* end = (*worker)->pages() + 5 * 65536;
@@ -123,8 +121,7 @@ TEST_F(KvPoolTest, ImpossibleGeometriesAreRefusedByName) {
     return KvPool::Create(place_, generation_, g).status();
   };
   EXPECT_THAT(std::string(status([](KvGeometry& g) { g.layers = 0; }).message()), testing::HasSubstr("0 layers"));
-  EXPECT_THAT(std::string(status([](KvGeometry& g) { g.row_elements = 0; }).message()),
-              testing::HasSubstr("0 elements"));
+  EXPECT_THAT(std::string(status([](KvGeometry& g) { g.row_elements = 0; }).message()), testing::HasSubstr("0 elements"));
   EXPECT_THAT(std::string(status([](KvGeometry& g) { g.num_pages = 0; }).message()), testing::HasSubstr("0 pages"));
   EXPECT_THAT(std::string(status([](KvGeometry& g) { g.dtype = DType::kF32; }).message()), testing::HasSubstr("BF16"));
   EXPECT_EQ(status([](KvGeometry& g) { g.num_pages = uint64_t{1} << 62; }).code(), absl::StatusCode::kInvalidArgument);

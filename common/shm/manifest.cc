@@ -36,24 +36,17 @@ Placement Place(const Manifest& m) {
   return p;
 }
 
-absl::Status Bad(const std::string& what) {
-  return absl::DataLossError(absl::StrCat("manifest: ", what));
-}
+absl::Status Bad(const std::string& what) { return absl::DataLossError(absl::StrCat("manifest: ", what)); }
 
 // [offset, offset + bytes) lies in [0, limit), without the sum ever being formed.
-bool Fits(uint64_t offset, uint64_t bytes, uint64_t limit) {
-  return offset <= limit && bytes <= limit - offset;
-}
+bool Fits(uint64_t offset, uint64_t bytes, uint64_t limit) { return offset <= limit && bytes <= limit - offset; }
 
 // rows * row_bytes at `offset` inside the body, aligned for direct reading.
 bool TableFits(uint64_t offset, uint64_t rows, uint64_t row_bytes, uint64_t body_bytes) {
-  return offset % 8 == 0 && offset >= sizeof(ManifestHeader) && rows <= body_bytes / row_bytes &&
-         Fits(offset, rows * row_bytes, body_bytes);
+  return offset % 8 == 0 && offset >= sizeof(ManifestHeader) && rows <= body_bytes / row_bytes && Fits(offset, rows * row_bytes, body_bytes);
 }
 
-bool KnownDType(uint32_t dtype) {
-  return dtype >= static_cast<uint32_t>(DType::kF32) && dtype <= static_cast<uint32_t>(DType::kF8E4M3);
-}
+bool KnownDType(uint32_t dtype) { return dtype >= static_cast<uint32_t>(DType::kF32) && dtype <= static_cast<uint32_t>(DType::kF8E4M3); }
 
 absl::Status CheckTensor(const TensorRow& row, const std::string& name, const std::vector<SegmentRow>& segments) {
   const auto bad = [&](const char* what) { return Bad(absl::StrCat("tensor ", name, ": ", what)); };
@@ -62,28 +55,23 @@ absl::Status CheckTensor(const TensorRow& row, const std::string& name, const st
   const DType dtype = static_cast<DType>(row.dtype);
   uint64_t bytes = DTypeBytes(dtype);
   for (uint32_t i = 0; i < kManifestRankMax; ++i) {
-    if (row.dims[i] <= 0 || row.dims[i] > kDimMax || (i >= row.rank && row.dims[i] != 1))
-      return bad("impossible shape");
-    if (bytes > std::numeric_limits<uint64_t>::max() / static_cast<uint64_t>(row.dims[i]))
-      return bad("impossible shape");
+    if (row.dims[i] <= 0 || row.dims[i] > kDimMax || (i >= row.rank && row.dims[i] != 1)) return bad("impossible shape");
+    if (bytes > std::numeric_limits<uint64_t>::max() / static_cast<uint64_t>(row.dims[i])) return bad("impossible shape");
     bytes *= static_cast<uint64_t>(row.dims[i]);
   }
   if (bytes != row.bytes) return bad("its bytes contradict its shape");
   if (row.segment >= segments.size()) return bad("segment out of range");
   const uint64_t limit = segments[row.segment].used_bytes;
-  if (row.offset % kImageAlign != 0 || !Fits(row.offset, row.bytes, limit))
-    return bad("its bytes lie outside of its segment");
+  if (row.offset % kImageAlign != 0 || !Fits(row.offset, row.bytes, limit)) return bad("its bytes lie outside of its segment");
   if (dtype != DType::kF8E4M3) {
-    if (row.scale_offset != 0 || row.scale_bytes != 0 || row.scale_rows != 0 || row.scale_cols != 0)
-      return bad("scales without FP8");
+    if (row.scale_offset != 0 || row.scale_bytes != 0 || row.scale_rows != 0 || row.scale_cols != 0) return bad("scales without FP8");
     return absl::OkStatus();
   }
   if (row.rank != 2 || row.scale_rows != ScaleBlocks(row.dims[0]) || row.scale_cols != ScaleBlocks(row.dims[1]) ||
       row.scale_bytes != uint64_t{row.scale_rows} * row.scale_cols * sizeof(float)) {
     return bad("its scales contradict its shape");
   }
-  if (row.scale_offset % kRecordPartAlign != 0 || row.scale_offset < row.offset + row.bytes ||
-      !Fits(row.scale_offset, row.scale_bytes, limit)) {
+  if (row.scale_offset % kRecordPartAlign != 0 || row.scale_offset < row.offset + row.bytes || !Fits(row.scale_offset, row.scale_bytes, limit)) {
     return bad("its scales lie outside of its segment");
   }
   return absl::OkStatus();
@@ -95,8 +83,7 @@ absl::Status CheckExpert(const ExpertRow& row, const std::vector<SegmentRow>& se
   };
   if (!KnownDType(row.dtype)) return bad("unknown dtype");
   if (row.segment >= segments.size()) return bad("segment out of range");
-  if (row.hidden == 0 || row.hidden > kRecordSideMax || row.count < 0 || row.count > kRecordSideMax || row.begin < 0 ||
-      row.begin > kRecordSideMax) {
+  if (row.hidden == 0 || row.hidden > kRecordSideMax || row.count < 0 || row.count > kRecordSideMax || row.begin < 0 || row.begin > kRecordSideMax) {
     return bad("impossible size");
   }
   if (row.begin % kScaleBlock != 0 && row.count != 0) return bad("does not begin on a scale block");
@@ -113,20 +100,17 @@ absl::Status CheckExpert(const ExpertRow& row, const std::vector<SegmentRow>& se
 absl::Status CheckExperts(const Manifest& m) {
   const size_t shards = m.segments.size();
   if (m.experts.empty()) return absl::OkStatus();
-  if (m.num_experts == 0 || m.experts.size() % (shards * m.num_experts) != 0)
-    return Bad("expert rows are not complete layers");
+  if (m.num_experts == 0 || m.experts.size() % (shards * m.num_experts) != 0) return Bad("expert rows are not complete layers");
   int64_t intermediate_end = 0;
   for (size_t i = 0; i < m.experts.size(); ++i) {
     const ExpertRow& row = m.experts[i];
     RETURN_IF_ERROR(CheckExpert(row, m.segments));
     const size_t in_layer = i % (shards * m.num_experts);
-    const bool ordered =
-        row.shard == i % shards && row.expert == in_layer / shards &&
-        (in_layer == 0 ? i == 0 || row.layer > m.experts[i - 1].layer : row.layer == m.experts[i - 1].layer);
+    const bool ordered = row.shard == i % shards && row.expert == in_layer / shards &&
+                         (in_layer == 0 ? i == 0 || row.layer > m.experts[i - 1].layer : row.layer == m.experts[i - 1].layer);
     if (!ordered) return Bad(absl::StrCat("expert row ", i, " is out of order"));
     if (row.shard == 0) intermediate_end = 0;
-    if (row.count > 0 && row.begin != intermediate_end)
-      return Bad(absl::StrCat("expert row ", i, ": gap between shards"));
+    if (row.count > 0 && row.begin != intermediate_end) return Bad(absl::StrCat("expert row ", i, ": gap between shards"));
     if (row.count > 0) intermediate_end += row.count;
   }
   return absl::OkStatus();
@@ -134,9 +118,7 @@ absl::Status CheckExperts(const Manifest& m) {
 
 }  // namespace
 
-uint64_t ManifestBytes(const Manifest& manifest) {
-  return Place(manifest).end;
-}
+uint64_t ManifestBytes(const Manifest& manifest) { return Place(manifest).end; }
 
 void WriteManifest(const Manifest& m, uint8_t* body) {
   HEARTH_CHECK(m.tensor_names.size() == m.tensors.size());
@@ -182,18 +164,15 @@ absl::StatusOr<Manifest> ReadManifest(const uint8_t* shared, uint64_t region_bod
   if (region_body_bytes < sizeof(h)) return Bad("too short");
   memcpy(&h, shared, sizeof(h));
   if (h.magic != kManifestMagic) return Bad("no manifest header");
-  if (h.header_sum != Xxh3_64(&h, offsetof(ManifestHeader, header_sum)))
-    return Bad("the header's sum does not match: damaged");
+  if (h.header_sum != Xxh3_64(&h, offsetof(ManifestHeader, header_sum))) return Bad("the header's sum does not match: damaged");
   if (h.body_bytes < sizeof(h) || h.body_bytes > region_body_bytes) return Bad("longer than its region");
   // Checked and used from here on: a private copy that nobody can change in between.
   const std::vector<uint8_t> body(shared, shared + h.body_bytes);
-  if (h.rows_sum != Xxh3_64(body.data() + sizeof(h), body.size() - sizeof(h)))
-    return Bad("the rows' sum does not match: damaged");
+  if (h.rows_sum != Xxh3_64(body.data() + sizeof(h), body.size() - sizeof(h))) return Bad("the rows' sum does not match: damaged");
   if (h.num_segments == 0 || h.num_segments > kManifestSegmentsMax) return Bad("impossible number of segments");
   if (!TableFits(h.segments_offset, h.num_segments, sizeof(SegmentRow), body.size()) ||
       !TableFits(h.tensors_offset, h.num_tensors, sizeof(TensorRow), body.size()) ||
-      !TableFits(h.experts_offset, h.num_expert_rows, sizeof(ExpertRow), body.size()) ||
-      !Fits(h.texts_offset, h.texts_bytes, body.size())) {
+      !TableFits(h.experts_offset, h.num_expert_rows, sizeof(ExpertRow), body.size()) || !Fits(h.texts_offset, h.texts_bytes, body.size())) {
     return Bad("a table lies outside");
   }
   bool texts_ok = true;

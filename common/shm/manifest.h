@@ -48,8 +48,7 @@ struct ManifestHeader {
   uint64_t header_sum;  // XXH3-64 of the bytes before this field
 };
 static_assert(offsetof(ManifestHeader, generation) == 32 && offsetof(ManifestHeader, num_tensors) == 64 &&
-              offsetof(ManifestHeader, config_json) == 120 && offsetof(ManifestHeader, header_sum) == 168 &&
-              sizeof(ManifestHeader) == 176);
+              offsetof(ManifestHeader, config_json) == 120 && offsetof(ManifestHeader, header_sum) == 168 && sizeof(ManifestHeader) == 176);
 
 struct SegmentRow {
   uint64_t used_bytes;  // of the segment's body; its region may be longer by rounding
@@ -73,9 +72,8 @@ struct TensorRow {
   uint32_t scale_cols;
   uint64_t sum;  // XXH3-64 of [offset, end of data or scales); bytes between them are zero
 };
-static_assert(offsetof(TensorRow, dims) == 24 && offsetof(TensorRow, segment) == 56 &&
-              offsetof(TensorRow, offset) == 64 && offsetof(TensorRow, scale_rows) == 96 &&
-              offsetof(TensorRow, sum) == 104 && sizeof(TensorRow) == 112);
+static_assert(offsetof(TensorRow, dims) == 24 && offsetof(TensorRow, segment) == 56 && offsetof(TensorRow, offset) == 64 &&
+              offsetof(TensorRow, scale_rows) == 96 && offsetof(TensorRow, sum) == 104 && sizeof(TensorRow) == 112);
 
 // One shard of one routed expert (expert_record.h). Rows are sorted by (layer, expert, shard) without gaps in expert
 // and shard.
@@ -92,8 +90,7 @@ struct ExpertRow {
   uint32_t hidden;
   uint64_t sum;  // XXH3-64 of the record; 0 when empty
 };
-static_assert(offsetof(ExpertRow, offset) == 16 && offsetof(ExpertRow, dtype) == 48 && offsetof(ExpertRow, sum) == 56 &&
-              sizeof(ExpertRow) == 64);
+static_assert(offsetof(ExpertRow, offset) == 16 && offsetof(ExpertRow, dtype) == 48 && offsetof(ExpertRow, sum) == 56 && sizeof(ExpertRow) == 64);
 
 // A manifest as values: what the builder fills in and what a reader gets.
 struct Manifest {
@@ -110,9 +107,7 @@ struct Manifest {
 };
 
 // End of a tensor's bytes, scales included: its sum covers [offset, end).
-inline uint64_t TensorEnd(const TensorRow& row) {
-  return row.scale_bytes > 0 ? row.scale_offset + row.scale_bytes : row.offset + row.bytes;
-}
+inline uint64_t TensorEnd(const TensorRow& row) { return row.scale_bytes > 0 ? row.scale_offset + row.scale_bytes : row.offset + row.bytes; }
 
 // Bytes that WriteManifest will write; depends on counts and texts only, so that the region can be made before sums are
 // known.

@@ -30,9 +30,7 @@ namespace bip = boost::interprocess;
 
 constexpr size_t kFixedHashOffset = offsetof(RegionHeader, fixed_hash);
 
-std::string Errno(int error) {
-  return strerror(error);
-}
+std::string Errno(int error) { return strerror(error); }
 
 std::string DirOf(const std::string& path) {
   const size_t slash = path.rfind('/');
@@ -45,11 +43,9 @@ absl::Status DirectoryProblem(const std::string& dir) {
   for (size_t end = dir.find('/', 1); end != std::string::npos; end = dir.find('/', end + 1)) {
     const std::string part = dir.substr(0, end);
     if (faccessat(AT_FDCWD, part.c_str(), X_OK, AT_EACCESS) == 0) continue;
-    if (errno == ENOENT)
-      return absl::NotFoundError(absl::StrCat("shared-memory directory ", dir, ": ", part, " does not exist"));
-    return absl::PermissionDeniedError(absl::StrCat("shared-memory directory ", dir, ": ", part,
-                                                    " can't be entered by user ", geteuid(), " (", Errno(errno),
-                                                    "); give this user the x right on it"));
+    if (errno == ENOENT) return absl::NotFoundError(absl::StrCat("shared-memory directory ", dir, ": ", part, " does not exist"));
+    return absl::PermissionDeniedError(absl::StrCat("shared-memory directory ", dir, ": ", part, " can't be entered by user ", geteuid(), " (",
+                                                    Errno(errno), "); give this user the x right on it"));
   }
   struct stat st;
   if (stat(dir.c_str(), &st) != 0) {
@@ -58,9 +54,8 @@ absl::Status DirectoryProblem(const std::string& dir) {
   }
   if (!S_ISDIR(st.st_mode)) return absl::FailedPreconditionError(absl::StrCat(dir, " is not a directory"));
   if (faccessat(AT_FDCWD, dir.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
-    return absl::PermissionDeniedError(
-        absl::StrCat("shared-memory directory ", dir, " is not writable by user ", geteuid(), " (", Errno(errno),
-                     "); give this user the w and x rights, or choose another directory"));
+    return absl::PermissionDeniedError(absl::StrCat("shared-memory directory ", dir, " is not writable by user ", geteuid(), " (", Errno(errno),
+                                                    "); give this user the w and x rights, or choose another directory"));
   }
   return absl::OkStatus();
 }
@@ -78,71 +73,57 @@ uint64_t MemAvailableBytes() {
 absl::Status MapError(const std::string& path, const std::exception& e) {
   const auto* known = dynamic_cast<const bip::interprocess_exception*>(&e);
   const std::string message = absl::StrCat("mapping ", path, ": ", e.what());
-  if (known != nullptr && known->get_error_code() == bip::out_of_space_error)
-    return absl::ResourceExhaustedError(message);
+  if (known != nullptr && known->get_error_code() == bip::out_of_space_error) return absl::ResourceExhaustedError(message);
   if (known != nullptr && known->get_native_error() == ENOMEM) {
     return absl::ResourceExhaustedError(absl::StrCat(message, "; look at `ulimit -v` and vm.max_map_count"));
   }
   return absl::InternalError(message);
 }
 
-std::string Printable(uint64_t magic) {
-  return absl::StrFormat("0x%016x", magic);
-}
+std::string Printable(uint64_t magic) { return absl::StrFormat("0x%016x", magic); }
 
 std::string_view KindName(RegionKind kind) {
   switch (kind) {
-    case RegionKind::kManifest:
-      return "manifest";
-    case RegionKind::kSegment:
-      return "segment";
-    case RegionKind::kKvPool:
-      return "KV pool";
-    case RegionKind::kStoreTable:
-      return "store table";
-    case RegionKind::kExpertRing:
-      return "expert ring";
+    case RegionKind::kManifest: return "manifest";
+    case RegionKind::kSegment: return "segment";
+    case RegionKind::kKvPool: return "KV pool";
+    case RegionKind::kStoreTable: return "store table";
+    case RegionKind::kExpertRing: return "expert ring";
   }
   return "unknown kind";
 }
 
 // `file_bytes` is what the file system says; the header is bytes that another process wrote.
-absl::Status ValidateHeader(const RegionHeader& h, uint64_t file_bytes, const std::string& path, RegionKind kind,
-                            uint64_t kind_version) {
+absl::Status ValidateHeader(const RegionHeader& h, uint64_t file_bytes, const std::string& path, RegionKind kind, uint64_t kind_version) {
   if (h.magic == 0) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(path, ": has no header: its maker died while creating it; it may be removed"));
+    return absl::FailedPreconditionError(absl::StrCat(path, ": has no header: its maker died while creating it; it may be removed"));
   }
   if (h.magic != kRegionMagic) {
-    return absl::FailedPreconditionError(absl::StrCat(path, ": not a Hearth region: magic ", Printable(h.magic),
-                                                      ", expected ", Printable(kRegionMagic)));
+    return absl::FailedPreconditionError(
+        absl::StrCat(path, ": not a Hearth region: magic ", Printable(h.magic), ", expected ", Printable(kRegionMagic)));
   }
   if (h.format_version != kRegionFormatVersion) {
-    return absl::FailedPreconditionError(absl::StrCat(path, ": region format version ", h.format_version,
-                                                      ", this program supports version ", kRegionFormatVersion,
-                                                      "; run the matching version, or load the model anew"));
+    return absl::FailedPreconditionError(absl::StrCat(path, ": region format version ", h.format_version, ", this program supports version ",
+                                                      kRegionFormatVersion, "; run the matching version, or load the model anew"));
   }
   if (h.fixed_hash != Xxh3_64(&h, kFixedHashOffset)) {
     return absl::DataLossError(absl::StrCat(path, ": the header's sum does not match: it is damaged"));
   }
   if (h.kind != kind) {
-    return absl::FailedPreconditionError(absl::StrCat(path, ": holds a ", Sv(KindName(h.kind)), " (kind ",
-                                                      static_cast<uint32_t>(h.kind), "), expected a ",
-                                                      Sv(KindName(kind)), " (kind ", static_cast<uint32_t>(kind), ")"));
+    return absl::FailedPreconditionError(absl::StrCat(path, ": holds a ", Sv(KindName(h.kind)), " (kind ", static_cast<uint32_t>(h.kind),
+                                                      "), expected a ", Sv(KindName(kind)), " (kind ", static_cast<uint32_t>(kind), ")"));
   }
   if (h.kind_version != kind_version) {
-    return absl::FailedPreconditionError(absl::StrCat(path, ": ", Sv(KindName(kind)), " layout version ",
-                                                      h.kind_version, ", this program supports version ", kind_version,
+    return absl::FailedPreconditionError(absl::StrCat(path, ": ", Sv(KindName(kind)), " layout version ", h.kind_version,
+                                                      ", this program supports version ", kind_version,
                                                       "; run the matching version, or load the model anew"));
   }
   if (h.region_bytes != file_bytes) {
-    return absl::DataLossError(
-        absl::StrCat(path, ": the header says ", h.region_bytes, " bytes, the file has ", file_bytes, " bytes"));
+    return absl::DataLossError(absl::StrCat(path, ": the header says ", h.region_bytes, " bytes, the file has ", file_bytes, " bytes"));
   }
   const uint32_t state = h.state.load(std::memory_order_acquire);
   if (state < static_cast<uint32_t>(RegionState::kLoading) || state > static_cast<uint32_t>(RegionState::kRetired)) {
-    return absl::DataLossError(
-        absl::StrCat(path, ": unknown state ", state, ": damaged, or its maker died while creating it"));
+    return absl::DataLossError(absl::StrCat(path, ": unknown state ", state, ": damaged, or its maker died while creating it"));
   }
   return absl::OkStatus();
 }
@@ -156,9 +137,7 @@ struct Fd {
 };
 
 // Boost opens by name; this name is the file already checked, whatever has happened to the directory since.
-std::string FdPath(int fd) {
-  return absl::StrCat("/proc/self/fd/", fd);
-}
+std::string FdPath(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
 
 // fallocate; file systems without it (some network ones) get the slow way of the C library. 0 or an errno.
 int Allocate(int fd, uint64_t offset, uint64_t bytes) {
@@ -175,13 +154,11 @@ absl::Status AllocateAll(int fd, uint64_t bytes, const std::string& path, const 
   const std::string dir = DirOf(path);
   const auto refused = [&](int error, uint64_t done) {
     const absl::StatusOr<uint64_t> available = ShmAvailableBytes(dir);
-    const std::string message =
-        absl::StrCat("allocating ", path, ": needed ", bytes, " bytes, available ",
-                     available.ok() ? absl::StrCat(*available + done, " bytes") : "unknown", " in ", dir, " (",
-                     Errno(error), "); free memory there, or raise the size of that file system (mount -o "
-                     "remount,size=...)");
-    if (error == ENOSPC || error == ENOMEM || error == EFBIG || error == EDQUOT)
-      return absl::ResourceExhaustedError(message);
+    const std::string message = absl::StrCat("allocating ", path, ": needed ", bytes, " bytes, available ",
+                                             available.ok() ? absl::StrCat(*available + done, " bytes") : "unknown", " in ", dir, " (", Errno(error),
+                                             "); free memory there, or raise the size of that file system (mount -o "
+                                             "remount,size=...)");
+    if (error == ENOSPC || error == ENOMEM || error == EFBIG || error == EDQUOT) return absl::ResourceExhaustedError(message);
     return absl::InternalError(message);
   };
   // What can't fit is refused before the first step, as one call for all of it would be: the steps before the last would
@@ -207,21 +184,16 @@ struct ShmRegion::Impl {
   bip::mapped_region map;
 };
 
-std::string RegionPlace::Path(std::string_view what) const {
-  return absl::StrCat(dir, "/hearth.", node, ".", Sv(what));
-}
-std::string RegionPlace::Path(std::string_view what, const Hash128& generation) const {
-  return absl::StrCat(Path(what), ".", generation.ToHex());
-}
+std::string RegionPlace::Path(std::string_view what) const { return absl::StrCat(dir, "/hearth.", node, ".", Sv(what)); }
+std::string RegionPlace::Path(std::string_view what, const Hash128& generation) const { return absl::StrCat(Path(what), ".", generation.ToHex()); }
 
 ShmRegion::ShmRegion(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ShmRegion::ShmRegion(ShmRegion&&) noexcept = default;
 ShmRegion& ShmRegion::operator=(ShmRegion&&) noexcept = default;
 ShmRegion::~ShmRegion() = default;
 
-absl::StatusOr<ShmRegion> ShmRegion::Create(const std::string& path, RegionKind kind, uint64_t kind_version,
-                                            const Hash128& generation, uint64_t body_bytes,
-                                            const AllocationHook& on_allocated) {
+absl::StatusOr<ShmRegion> ShmRegion::Create(const std::string& path, RegionKind kind, uint64_t kind_version, const Hash128& generation,
+                                            uint64_t body_bytes, const AllocationHook& on_allocated) {
   const std::string dir = DirOf(path);
   uint64_t region_bytes = kRegionHeaderBytes + body_bytes;
   if (region_bytes < body_bytes || region_bytes > INT64_MAX) {
@@ -234,8 +206,7 @@ absl::StatusOr<ShmRegion> ShmRegion::Create(const std::string& path, RegionKind 
     if (error == EEXIST) return absl::AlreadyExistsError(absl::StrCat(path, " is already there"));
     RETURN_IF_ERROR(DirectoryProblem(dir));
     const std::string message = absl::StrCat("creating ", path, ": ", Errno(error));
-    if (error == ENOSPC || error == EMFILE || error == ENFILE || error == EDQUOT)
-      return absl::ResourceExhaustedError(message);
+    if (error == ENOSPC || error == EMFILE || error == ENFILE || error == EDQUOT) return absl::ResourceExhaustedError(message);
     if (error == EACCES || error == EPERM || error == EROFS) return absl::PermissionDeniedError(message);
     return absl::InternalError(message);
   }
@@ -244,8 +215,7 @@ absl::StatusOr<ShmRegion> ShmRegion::Create(const std::string& path, RegionKind 
     return status;
   };
   struct statfs fs;
-  if (fstatfs(file.fd, &fs) == 0 &&
-      fs.f_type == HUGETLBFS_MAGIC) {  // whole huge pages, or neither truncate nor mmap agree
+  if (fstatfs(file.fd, &fs) == 0 && fs.f_type == HUGETLBFS_MAGIC) {  // whole huge pages, or neither truncate nor mmap agree
     const uint64_t page = static_cast<uint64_t>(fs.f_bsize);
     region_bytes = (region_bytes + page - 1) / page * page;
   }
@@ -257,8 +227,7 @@ absl::StatusOr<ShmRegion> ShmRegion::Create(const std::string& path, RegionKind 
     auto impl = std::make_unique<Impl>();
     impl->path = path;
     impl->mode = MapMode::kReadWrite;
-    impl->map = bip::mapped_region(bip::file_mapping(FdPath(file.fd).c_str(), bip::read_write), bip::read_write, 0,
-                                   region_bytes);
+    impl->map = bip::mapped_region(bip::file_mapping(FdPath(file.fd).c_str(), bip::read_write), bip::read_write, 0, region_bytes);
     ShmRegion region(std::move(impl));
     // Best effort: a tmpfs mounted with huge=advise hands out huge pages only to mappings that ask.
     madvise(region.base(), region_bytes, MADV_HUGEPAGE);
@@ -287,8 +256,7 @@ absl::StatusOr<ShmRegion> ShmRegion::Create(const std::string& path, RegionKind 
   }
 }
 
-absl::StatusOr<ShmRegion> ShmRegion::Open(const std::string& path, RegionKind kind, uint64_t kind_version,
-                                          MapMode mode) {
+absl::StatusOr<ShmRegion> ShmRegion::Open(const std::string& path, RegionKind kind, uint64_t kind_version, MapMode mode) {
   Fd file;
   file.fd = open(path.c_str(), (mode == MapMode::kReadOnly ? O_RDONLY : O_RDWR) | O_NOFOLLOW | O_CLOEXEC);
   if (file.fd < 0) {
@@ -296,8 +264,7 @@ absl::StatusOr<ShmRegion> ShmRegion::Open(const std::string& path, RegionKind ki
     if (error == ENOENT) return absl::NotFoundError(absl::StrCat(path, " does not exist"));
     const std::string message = absl::StrCat("opening ", path, ": ", Errno(error));
     if (error == EACCES || error == EPERM || error == EROFS) {
-      return absl::PermissionDeniedError(
-          absl::StrCat(message, "; store and workers must run as one user, this one is ", geteuid()));
+      return absl::PermissionDeniedError(absl::StrCat(message, "; store and workers must run as one user, this one is ", geteuid()));
     }
     if (error == ELOOP) return absl::PermissionDeniedError(absl::StrCat(path, " is a symbolic link: not followed"));
     return absl::InternalError(message);
@@ -307,13 +274,11 @@ absl::StatusOr<ShmRegion> ShmRegion::Open(const std::string& path, RegionKind ki
   if (!S_ISREG(st.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, " is not a plain file"));
   // /dev/shm is open to all users: what somebody else put there under our name is not ours.
   if (st.st_uid != geteuid() && st.st_uid != 0 && geteuid() != 0) {
-    return absl::PermissionDeniedError(
-        absl::StrCat(path, " belongs to user ", st.st_uid, ", this process is user ", geteuid(), ": not trusted"));
+    return absl::PermissionDeniedError(absl::StrCat(path, " belongs to user ", st.st_uid, ", this process is user ", geteuid(), ": not trusted"));
   }
   const uint64_t file_bytes = static_cast<uint64_t>(st.st_size);
   if (file_bytes < kRegionHeaderBytes) {
-    return absl::DataLossError(absl::StrCat(path, ": ", file_bytes, " bytes are less than a header of ",
-                                            kRegionHeaderBytes,
+    return absl::DataLossError(absl::StrCat(path, ": ", file_bytes, " bytes are less than a header of ", kRegionHeaderBytes,
                                             ": its maker died while creating it; it may be removed"));
   }
   try {
@@ -331,18 +296,10 @@ absl::StatusOr<ShmRegion> ShmRegion::Open(const std::string& path, RegionKind ki
   }
 }
 
-RegionHeader& ShmRegion::header() const {
-  return *reinterpret_cast<RegionHeader*>(base());
-}
-uint8_t* ShmRegion::base() const {
-  return static_cast<uint8_t*>(impl_->map.get_address());
-}
-uint64_t ShmRegion::bytes() const {
-  return impl_->map.get_size();
-}
-const std::string& ShmRegion::path() const {
-  return impl_->path;
-}
+RegionHeader& ShmRegion::header() const { return *reinterpret_cast<RegionHeader*>(base()); }
+uint8_t* ShmRegion::base() const { return static_cast<uint8_t*>(impl_->map.get_address()); }
+uint64_t ShmRegion::bytes() const { return impl_->map.get_size(); }
+const std::string& ShmRegion::path() const { return impl_->path; }
 
 void ShmRegion::SetOwner(const ProcessId& owner) {
   HEARTH_CHECK(impl_->mode == MapMode::kReadWrite);
@@ -368,8 +325,7 @@ ProcessId OwnerOfRegionFile(const std::string& path) {
   const Fd file{open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
   if (file.fd < 0) return {};
   const auto read = [&](RegionHeader& h) {
-    return pread(file.fd, static_cast<void*>(&h), sizeof(h), 0) == static_cast<ssize_t>(sizeof(h)) &&
-           h.magic == kRegionMagic;
+    return pread(file.fd, static_cast<void*>(&h), sizeof(h), 0) == static_cast<ssize_t>(sizeof(h)) && h.magic == kRegionMagic;
   };
   // As ShmRegion::owner: a copy that a new owner's stores fell into is read again.
   for (int i = 0; i < 100; ++i) {
@@ -408,9 +364,7 @@ std::vector<RegionFile> ListRegionFiles(const RegionPlace& place) {
       if (!file.generation) continue;
       file.what.resize(dot);
     }
-    const auto plain = [](char c) {
-      return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_';
-    };
+    const auto plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_'; };
     if (file.what.empty() || !std::all_of(file.what.begin(), file.what.end(), plain)) continue;
     files.push_back(std::move(file));
   }

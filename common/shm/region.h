@@ -19,8 +19,7 @@
 
 namespace hearth {
 
-inline constexpr uint64_t kRegionMagic =
-    0x3154'5245'4148'5247;  // "GRHAERT1" read as bytes: which file this is, before anything is believed
+inline constexpr uint64_t kRegionMagic = 0x3154'5245'4148'5247;  // "GRHAERT1" read as bytes: which file this is, before anything is believed
 inline constexpr uint32_t kRegionFormatVersion = 1;
 inline constexpr uint64_t kRegionHeaderBytes = 4096;
 
@@ -43,8 +42,8 @@ struct RegionHeader {
   std::atomic<int32_t> owner_pid;     // the store that owns the region now; rewritten at adoption
   std::atomic<uint64_t> owner_start;  // its start time in clock ticks (pid reuse)
 };
-static_assert(offsetof(RegionHeader, fixed_hash) == 56 && offsetof(RegionHeader, state) == 64 &&
-              offsetof(RegionHeader, owner_start) == 72 && sizeof(RegionHeader) == 80);
+static_assert(offsetof(RegionHeader, fixed_hash) == 56 && offsetof(RegionHeader, state) == 64 && offsetof(RegionHeader, owner_start) == 72 &&
+              sizeof(RegionHeader) == 80);
 static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t>::is_always_lock_free);
 
 // Where a node's regions live and how their files are called: <dir>/hearth.<node>.<what>[.<generation hex>].
@@ -68,9 +67,8 @@ class ShmRegion {
   // SIGBUS later; the message has needed and available), maps it read-write, writes the header with state kLoading and
   // this process as owner. AlreadyExists if the file is there, PermissionDenied naming the directory that refuses,
   // NotFound for a missing one, and what `on_allocated` says. After an error no file is left.
-  static absl::StatusOr<ShmRegion> Create(const std::string& path, RegionKind kind, uint64_t kind_version,
-                                          const Hash128& generation, uint64_t body_bytes,
-                                          const AllocationHook& on_allocated = {});
+  static absl::StatusOr<ShmRegion> Create(const std::string& path, RegionKind kind, uint64_t kind_version, const Hash128& generation,
+                                          uint64_t body_bytes, const AllocationHook& on_allocated = {});
   // Maps an existing file after validating its header. Errors: NotFound; FailedPrecondition for another magic or
   // version (both named; a zero magic is a creation that a crash cut short) or another kind; DataLoss for a wrong size,
   // hash or state; PermissionDenied for a file that another user may have planted.

@@ -35,9 +35,7 @@ class RegionTest : public testing::Test {
     EXPECT_TRUE(region.ok()) << std::string(region.status().message());
     return *std::move(region);
   }
-  absl::Status OpenStatus(const std::string& path) {
-    return ShmRegion::Open(path, RegionKind::kSegment, 7, MapMode::kReadOnly).status();
-  }
+  absl::Status OpenStatus(const std::string& path) { return ShmRegion::Open(path, RegionKind::kSegment, 7, MapMode::kReadOnly).status(); }
   void Write(const std::string& path, const std::string& bytes) { std::ofstream(path, std::ios::binary) << bytes; }
 
   // Runs `child` in a forked process and returns its exit code: for what a test must not do to its own process.
@@ -75,8 +73,7 @@ TEST_F(RegionTest, CreatedRegionIsPrivateAllocatedAndLoading) {
   EXPECT_EQ(reader->state(), RegionState::kReady);
   region.SetOwner({1234, 99});
   EXPECT_EQ(reader->owner(), (ProcessId{1234, 99}));
-  EXPECT_EQ(ShmRegion::Create(path, RegionKind::kSegment, 7, generation_, 1).status().code(),
-            absl::StatusCode::kAlreadyExists);
+  EXPECT_EQ(ShmRegion::Create(path, RegionKind::kSegment, 7, generation_, 1).status().code(), absl::StatusCode::kAlreadyExists);
 }
 
 TEST_F(RegionTest, MappingOutlivesTheName) {
@@ -123,8 +120,7 @@ TEST_F(RegionTest, RefusalsNameWhatWasFoundAndExpected) {
   h.magic = 0x1111;
   rehash();
   EXPECT_EQ(OpenStatus(path).code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(std::string(OpenStatus(path).message()),
-              testing::AllOf(HasSubstr("0x0000000000001111"), HasSubstr("expected")));
+  EXPECT_THAT(std::string(OpenStatus(path).message()), testing::AllOf(HasSubstr("0x0000000000001111"), HasSubstr("expected")));
   h.magic = kRegionMagic;
   rehash();
   h.state.store(77);
@@ -160,8 +156,7 @@ TEST_F(RegionTest, TooSmallTmpfsIsResourceExhaustedWithBothNumbersAndLeavesNothi
     }
     const absl::Status status = ShmRegion::Create(dir + "/r", RegionKind::kSegment, 1, generation_, 3 << 20).status();
     const std::string message(status.message());
-    const bool named = message.find("needed 3149824 bytes") != std::string::npos &&
-                       message.find("available 1048576 bytes") != std::string::npos;
+    const bool named = message.find("needed 3149824 bytes") != std::string::npos && message.find("available 1048576 bytes") != std::string::npos;
     if (!named) fprintf(stderr, "%s\n", message.c_str());
     return absl::IsResourceExhausted(status) && named && fs::is_empty(dir) ? 0 : 1;
   });
@@ -174,11 +169,10 @@ TEST_F(RegionTest, AllocationGoesInStepsAndEndsWhenItsHookSaysSo) {
   const uint64_t body = kAllocationStepBytes + (1 << 20);
   std::vector<uint64_t> steps;
   {
-    const absl::StatusOr<ShmRegion> region =
-        ShmRegion::Create(path, RegionKind::kSegment, 7, generation_, body, [&](uint64_t allocated) {
-          steps.push_back(allocated);
-          return absl::OkStatus();
-        });
+    const absl::StatusOr<ShmRegion> region = ShmRegion::Create(path, RegionKind::kSegment, 7, generation_, body, [&](uint64_t allocated) {
+      steps.push_back(allocated);
+      return absl::OkStatus();
+    });
     ASSERT_TRUE(region.ok()) << std::string(region.status().message());
     EXPECT_THAT(steps, ElementsAre(kAllocationStepBytes, body + kRegionHeaderBytes));
     struct stat st;
@@ -186,23 +180,20 @@ TEST_F(RegionTest, AllocationGoesInStepsAndEndsWhenItsHookSaysSo) {
     EXPECT_GE(static_cast<uint64_t>(st.st_blocks) * 512, region->bytes());
   }
   fs::remove(path);
-  const absl::Status stopped =
-      ShmRegion::Create(path, RegionKind::kSegment, 7, generation_, body, [&](uint64_t allocated) -> absl::Status {
-        EXPECT_EQ(allocated, kAllocationStepBytes) << "nothing is allocated after the refusal";
-        return absl::CancelledError("enough");
-      }).status();
+  const absl::Status stopped = ShmRegion::Create(path, RegionKind::kSegment, 7, generation_, body, [&](uint64_t allocated) -> absl::Status {
+                                 EXPECT_EQ(allocated, kAllocationStepBytes) << "nothing is allocated after the refusal";
+                                 return absl::CancelledError("enough");
+                               }).status();
   EXPECT_TRUE(absl::IsCancelled(stopped));
   EXPECT_FALSE(fs::exists(path));
 }
 
 TEST_F(RegionTest, WhatCannotFitTakesNoMemoryOnTheWay) {
   int steps = 0;
-  const absl::Status refused = ShmRegion::Create(place_.dir + "/r", RegionKind::kSegment, 7, generation_, 1ull << 50,
-                                                 [&](uint64_t) -> absl::Status {
-                                                   ++steps;
-                                                   return absl::CancelledError("it was begun");
-                                                 })
-                                   .status();
+  const absl::Status refused = ShmRegion::Create(place_.dir + "/r", RegionKind::kSegment, 7, generation_, 1ull << 50, [&](uint64_t) -> absl::Status {
+                                 ++steps;
+                                 return absl::CancelledError("it was begun");
+                               }).status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused)) << std::string(refused.message());
   EXPECT_EQ(steps, 0);
 }
@@ -225,8 +216,7 @@ TEST_F(RegionTest, TheOwnerIsReadFromAnyRegionFile) {
 TEST_F(RegionTest, UnwritableAndUnenterableDirectoriesAreNamed) {
   EXPECT_EQ(ShmAvailableBytes("/no/such/dir").status().code(), absl::StatusCode::kNotFound);
   EXPECT_THAT(std::string(ShmAvailableBytes("/no/such/dir").status().message()), HasSubstr("/no does not exist"));
-  EXPECT_EQ(ShmRegion::Create("/no/such/dir/x", RegionKind::kSegment, 1, generation_, 1).status().code(),
-            absl::StatusCode::kNotFound);
+  EXPECT_EQ(ShmRegion::Create("/no/such/dir/x", RegionKind::kSegment, 1, generation_, 1).status().code(), absl::StatusCode::kNotFound);
   EXPECT_GT(*ShmAvailableBytes(place_.dir), 0u);
   if (geteuid() != 0) GTEST_SKIP() << "the rest needs root, to become a user without rights";
   const std::string closed = place_.dir + "/closed", inner = closed + "/inner";
@@ -240,8 +230,7 @@ TEST_F(RegionTest, UnwritableAndUnenterableDirectoriesAreNamed) {
       const bool ok = absl::IsPermissionDenied(available) && absl::IsPermissionDenied(created) &&
                       std::string(available.message()).find(named) != std::string::npos &&
                       std::string(created.message()).find(named) != std::string::npos;
-      if (!ok)
-        fprintf(stderr, "%s / %s\n", std::string(available.message()).c_str(), std::string(created.message()).c_str());
+      if (!ok) fprintf(stderr, "%s / %s\n", std::string(available.message()).c_str(), std::string(created.message()).c_str());
       return ok ? 0 : 1;
     });
   };
@@ -271,13 +260,11 @@ TEST_F(RegionTest, ListsOnlyThisNodesRegions) {
   for (const std::string& name : {std::string("hearth.n1.table"), "hearth.n1.segment0." + hex, "hearth.n1.kv." + hex})
     Write(place_.dir + "/" + name, "");
   for (const std::string& name :
-       {std::string("hearth.n10.table"), "hearth.n1.b.segment0." + hex, std::string("hearth.n1.b.table"),
-        std::string("hearth.n1"), std::string("hearth.n1."), "x.hearth.n1.segment0." + hex,
-        "hearth.n1.segment0." + hex + "00", "hearth.n1.segment0." + hex + ".tmp"}) {
+       {std::string("hearth.n10.table"), "hearth.n1.b.segment0." + hex, std::string("hearth.n1.b.table"), std::string("hearth.n1"),
+        std::string("hearth.n1."), "x.hearth.n1.segment0." + hex, "hearth.n1.segment0." + hex + "00", "hearth.n1.segment0." + hex + ".tmp"}) {
     Write(place_.dir + "/" + name, "");
   }
-  EXPECT_THAT(ListRegions(place_),
-              ElementsAre(place_.Path("kv", generation_), place_.Path("segment0", generation_), place_.Path("table")));
+  EXPECT_THAT(ListRegions(place_), ElementsAre(place_.Path("kv", generation_), place_.Path("segment0", generation_), place_.Path("table")));
   EXPECT_THAT(ListRegions(longer), ElementsAre(longer.Path("segment0", generation_), longer.Path("table")));
   const std::vector<RegionFile> files = ListRegionFiles(place_);
   EXPECT_EQ(files[1].what, "segment0");

@@ -35,15 +35,13 @@ class SharedStoreTable : public StoreTable {
 
 }  // namespace
 
-absl::StatusOr<std::shared_ptr<StoreTable>> StoreTable::Create(const RegionPlace& place, const Hash128& generation,
-                                                               const StoreTableSpec& spec) {
+absl::StatusOr<std::shared_ptr<StoreTable>> StoreTable::Create(const RegionPlace& place, const Hash128& generation, const StoreTableSpec& spec) {
   if (spec.num_pages == 0 || spec.num_pages > kEntriesMax || spec.num_rows == 0 || spec.num_rows > kEntriesMax) {
-    return absl::InvalidArgumentError(absl::StrCat("a store table of ", spec.num_pages, " pages and ", spec.num_rows,
-                                                   " rows; each must be between 1 and ", kEntriesMax));
+    return absl::InvalidArgumentError(
+        absl::StrCat("a store table of ", spec.num_pages, " pages and ", spec.num_rows, " rows; each must be between 1 and ", kEntriesMax));
   }
-  ASSIGN_OR_RETURN(ShmRegion region,
-                   ShmRegion::Create(place.Path(kStoreTableWhat, generation), RegionKind::kStoreTable, kStoreTableVersion, generation,
-                                     BodyBytes(spec.num_pages, spec.num_rows)));
+  ASSIGN_OR_RETURN(ShmRegion region, ShmRegion::Create(place.Path(kStoreTableWhat, generation), RegionKind::kStoreTable, kStoreTableVersion,
+                                                       generation, BodyBytes(spec.num_pages, spec.num_rows)));
   auto table = std::make_shared<SharedStoreTable>(std::move(region), spec.num_pages, spec.num_rows);
   // Fresh shared memory is zero: every lease, page and row is free.
   StoreTableHeader& header = table->header();
@@ -63,7 +61,8 @@ absl::StatusOr<std::shared_ptr<StoreTable>> StoreTable::Open(const RegionPlace& 
   if (region.header().generation != generation) {
     return absl::DataLossError(absl::StrCat(path, ": belongs to generation ", region.header().generation.ToHex()));
   }
-  if (region.state() != RegionState::kReady) return absl::FailedPreconditionError(absl::StrCat(path, ": not READY, its maker died while creating it"));
+  if (region.state() != RegionState::kReady)
+    return absl::FailedPreconditionError(absl::StrCat(path, ": not READY, its maker died while creating it"));
   if (region.body_bytes() < sizeof(StoreTableHeader)) {
     return absl::DataLossError(absl::StrCat(path, ": ", region.body_bytes(), " bytes are less than a table's header"));
   }
@@ -71,8 +70,8 @@ absl::StatusOr<std::shared_ptr<StoreTable>> StoreTable::Open(const RegionPlace& 
   const uint64_t num_leases = header.num_leases, num_pages = header.num_pages, num_rows = header.num_rows;
   if (num_leases != kLeasesMax || num_pages == 0 || num_pages > kEntriesMax || num_rows == 0 || num_rows > kEntriesMax ||
       BodyBytes(num_pages, num_rows) > region.body_bytes()) {
-    return absl::DataLossError(absl::StrCat(path, ": says ", num_leases, " leases, ", num_pages, " pages and ", num_rows,
-                                            " rows, which its ", region.body_bytes(), " bytes can't hold"));
+    return absl::DataLossError(absl::StrCat(path, ": says ", num_leases, " leases, ", num_pages, " pages and ", num_rows, " rows, which its ",
+                                            region.body_bytes(), " bytes can't hold"));
   }
   return std::make_shared<SharedStoreTable>(std::move(region), num_pages, num_rows);
 }

@@ -21,20 +21,20 @@ inline constexpr int64_t kPagesPerStreamMax = 1 << 20;
 inline constexpr const char* kStoreTableWhat = "table";  // hearth.<node>.table.<generation>
 
 enum class LeaseState : uint32_t { kFree = 0, kLive = 1, kDead = 2 };  // "suspect" is not stored: it is a live lease without a beat
-enum class LeaseKind : uint32_t { kPrefill = 1, kDecode = 2 };  // the router holds no rows and needs no entry
+enum class LeaseKind : uint32_t { kPrefill = 1, kDecode = 2 };         // the router holds no rows and needs no entry
 
 // One lease. All fields but `state` are written before `state` becomes kLive (release), and not changed after, except where said.
 struct LeaseEntry {
-  std::atomic<uint32_t> state;   // LeaseState; the last store of an entry's making, the first of its end
+  std::atomic<uint32_t> state;  // LeaseState; the last store of an entry's making, the first of its end
   LeaseKind kind;
-  uint64_t lease_id;             // random, never reused
+  uint64_t lease_id;  // random, never reused
   int32_t pid;
   uint32_t reserved;
   uint64_t start_ticks;
   Hash128 generation;
   uint64_t numerics;
   std::atomic<int64_t> dead_since_ns;  // CLOCK_MONOTONIC; stored before state becomes kDead
-  char name[32];                 // "decode.0", zero-terminated
+  char name[32];                       // "decode.0", zero-terminated
   uint8_t pad[32];
 };
 static_assert(sizeof(LeaseEntry) == 128 && offsetof(LeaseEntry, lease_id) == 8 && offsetof(LeaseEntry, generation) == 32 &&
@@ -61,13 +61,13 @@ enum class RowState : uint32_t { kFree = 0, kHeld = 1, kOffered = 2 };
 
 // One reference: a stream's page index -> a page. There is no counter: a page is referenced while a row exists.
 struct RowEntry {
-  std::atomic<uint32_t> state;      // RowState; the last store of a row's making, the first of its end
+  std::atomic<uint32_t> state;  // RowState; the last store of a row's making, the first of its end
   int32_t page;
-  std::atomic<uint64_t> lease_id;   // the holder, the page's one writer while it is kOpen; changed by Take in one store
+  std::atomic<uint64_t> lease_id;  // the holder, the page's one writer while it is kOpen; changed by Take in one store
   Hash128 request;
-  int32_t index;                    // of the page in the stream
+  int32_t index;  // of the page in the stream
   uint32_t reserved;
-  uint64_t call;                    // number of the call that made it, for the log
+  uint64_t call;  // number of the call that made it, for the log
   uint8_t pad[16];
 };
 static_assert(sizeof(RowEntry) == 64 && offsetof(RowEntry, lease_id) == 8 && offsetof(RowEntry, request) == 16 && offsetof(RowEntry, index) == 32);
@@ -80,9 +80,9 @@ struct StoreTableHeader {
   std::atomic<uint64_t> incarnation;  // +1 by each store that takes the table over
   std::atomic<uint64_t> use_clock;    // source of PageEntry::last_use
   // Written once, before the region is READY:
-  uint64_t sequence;                  // of the generation on this node: the higher is the newer
-  uint64_t source_stamp;              // XXH3-64 of the checkpoint's file names, sizes and times, as they were when it was loaded
-  uint64_t config_stamp;              // XXH3-64 of what node.toml asked for at that time: tells a changed configuration from `hearth load`
+  uint64_t sequence;      // of the generation on this node: the higher is the newer
+  uint64_t source_stamp;  // XXH3-64 of the checkpoint's file names, sizes and times, as they were when it was loaded
+  uint64_t config_stamp;  // XXH3-64 of what node.toml asked for at that time: tells a changed configuration from `hearth load`
 };
 static_assert(sizeof(StoreTableHeader) == 64 && offsetof(StoreTableHeader, sequence) == 40);
 

@@ -43,8 +43,7 @@ class MappedImage : public WeightImage {
   absl::StatusOr<ImageTensor> Tensor(std::string_view name) const override {
     const auto it = by_name_.find(Sv(name));
     if (it == by_name_.end()) {
-      return absl::NotFoundError(
-          absl::StrCat("the weight image holds no tensor ", Sv(name), " (routed experts are found by Expert)"));
+      return absl::NotFoundError(absl::StrCat("the weight image holds no tensor ", Sv(name), " (routed experts are found by Expert)"));
     }
     const TensorRow& row = manifest_.tensors[it->second];
     const uint8_t* base = segments_[row.segment].body();
@@ -64,9 +63,8 @@ class MappedImage : public WeightImage {
       return absl::NotFoundError(absl::StrCat("layer ", layer, " has no routed experts in the weight image"));
     }
     if (expert < 0 || expert >= manifest_.num_experts || shard < 0 || shard >= num_shards()) {
-      return absl::NotFoundError(absl::StrCat("layer ", layer, " has no expert ", expert, ", shard ", shard,
-                                              ": there are ", manifest_.num_experts, " experts of ", num_shards(),
-                                              " shards"));
+      return absl::NotFoundError(absl::StrCat("layer ", layer, " has no expert ", expert, ", shard ", shard, ": there are ", manifest_.num_experts,
+                                              " experts of ", num_shards(), " shards"));
     }
     const size_t index = static_cast<size_t>(first_row_[static_cast<size_t>(layer)] + expert * num_shards() + shard);
     const ExpertRow& row = manifest_.experts[index];
@@ -101,27 +99,22 @@ class MappedImage : public WeightImage {
 
 std::string_view StateName(RegionState state) {
   switch (state) {
-    case RegionState::kLoading:
-      return "LOADING";
-    case RegionState::kReady:
-      return "READY";
-    case RegionState::kRetired:
-      return "RETIRED";
+    case RegionState::kLoading: return "LOADING";
+    case RegionState::kReady: return "READY";
+    case RegionState::kRetired: return "RETIRED";
   }
   return "unknown";
 }
 
 absl::Status CheckBelongs(const ShmRegion& region, const Hash128& generation) {
   if (region.header().generation == generation) return absl::OkStatus();
-  return absl::DataLossError(
-      absl::StrCat(region.path(), ": belongs to generation ", region.header().generation.ToHex()));
+  return absl::DataLossError(absl::StrCat(region.path(), ": belongs to generation ", region.header().generation.ToHex()));
 }
 
 absl::Status NotReady(const ShmRegion& region, RegionState state) {
-  return absl::FailedPreconditionError(absl::StrCat(region.path(), ": is ", Sv(StateName(state)), ", not READY",
-                                                    state == RegionState::kLoading
-                                                        ? ": still loading, or left over by a store that died"
-                                                        : ": a newer image replaces it"));
+  return absl::FailedPreconditionError(
+      absl::StrCat(region.path(), ": is ", Sv(StateName(state)), ", not READY",
+                   state == RegionState::kLoading ? ": still loading, or left over by a store that died" : ": a newer image replaces it"));
 }
 
 }  // namespace
@@ -134,41 +127,36 @@ ShardRange ExpertShard(int64_t intermediate, int64_t shard, int64_t num_shards) 
   return {begin, end - begin};
 }
 
-std::string SegmentWhat(int64_t index) {
-  return absl::StrCat("segment", index);
-}
+std::string SegmentWhat(int64_t index) { return absl::StrCat("segment", index); }
 
 absl::StatusOr<ImageFiles> OpenImageFiles(const RegionPlace& place, const Hash128& generation) {
-  ASSIGN_OR_RETURN(ShmRegion region, ShmRegion::Open(place.Path(kManifestWhat, generation), RegionKind::kManifest,
-                                                     kManifestVersion, MapMode::kReadOnly));
+  ASSIGN_OR_RETURN(ShmRegion region,
+                   ShmRegion::Open(place.Path(kManifestWhat, generation), RegionKind::kManifest, kManifestVersion, MapMode::kReadOnly));
   RETURN_IF_ERROR(CheckBelongs(region, generation));
   if (const RegionState state = region.state(); state != RegionState::kReady) return NotReady(region, state);
   absl::StatusOr<Manifest> manifest = ReadManifest(region.body(), region.body_bytes());
   if (!manifest.ok()) return Annotate(manifest.status(), region.path());
   if (manifest->generation != generation) {
-    return absl::DataLossError(
-        absl::StrCat(region.path(), ": its rows belong to generation ", manifest->generation.ToHex()));
+    return absl::DataLossError(absl::StrCat(region.path(), ": its rows belong to generation ", manifest->generation.ToHex()));
   }
   std::vector<ShmRegion> segments;
   for (size_t i = 0; i < manifest->segments.size(); ++i) {
-    absl::StatusOr<ShmRegion> segment = ShmRegion::Open(place.Path(SegmentWhat(static_cast<int64_t>(i)), generation),
-                                                        RegionKind::kSegment, kSegmentVersion, MapMode::kReadOnly);
-    if (absl::IsNotFound(segment.status()))
-      return absl::DataLossError(absl::StrCat(segment.status().message(), ": a part of the image is gone"));
+    absl::StatusOr<ShmRegion> segment =
+        ShmRegion::Open(place.Path(SegmentWhat(static_cast<int64_t>(i)), generation), RegionKind::kSegment, kSegmentVersion, MapMode::kReadOnly);
+    if (absl::IsNotFound(segment.status())) return absl::DataLossError(absl::StrCat(segment.status().message(), ": a part of the image is gone"));
     RETURN_IF_ERROR(segment.status());
     RETURN_IF_ERROR(CheckBelongs(*segment, generation));
     if (const RegionState state = segment->state(); state != RegionState::kReady) return NotReady(*segment, state);
     if (segment->body_bytes() < manifest->segments[i].used_bytes) {
-      return absl::DataLossError(absl::StrCat(segment->path(), ": has ", segment->body_bytes(),
-                                              " bytes, the manifest needs ", manifest->segments[i].used_bytes));
+      return absl::DataLossError(
+          absl::StrCat(segment->path(), ": has ", segment->body_bytes(), " bytes, the manifest needs ", manifest->segments[i].used_bytes));
     }
     segments.push_back(*std::move(segment));
   }
   return ImageFiles{*std::move(manifest), std::move(segments)};
 }
 
-absl::StatusOr<std::shared_ptr<const WeightImage>> WeightImage::Attach(const RegionPlace& place,
-                                                                       const Hash128& generation) {
+absl::StatusOr<std::shared_ptr<const WeightImage>> WeightImage::Attach(const RegionPlace& place, const Hash128& generation) {
   ASSIGN_OR_RETURN(ImageFiles files, OpenImageFiles(place, generation));
   return std::make_shared<MappedImage>(std::move(files));
 }

@@ -91,13 +91,12 @@ class WeightImageTest : public testing::Test {
   HandMade Publish(const Manifest& m) {
     HandMade made;
     for (size_t i = 0; i < m.segments.size(); ++i) {
-      made.segments.push_back(*ShmRegion::Create(place_.Path(SegmentWhat(static_cast<int64_t>(i)), m.generation),
-                                                 RegionKind::kSegment, kSegmentVersion, m.generation,
-                                                 m.segments[i].used_bytes));
+      made.segments.push_back(*ShmRegion::Create(place_.Path(SegmentWhat(static_cast<int64_t>(i)), m.generation), RegionKind::kSegment,
+                                                 kSegmentVersion, m.generation, m.segments[i].used_bytes));
       made.segments.back().SetState(RegionState::kReady);
     }
-    made.manifest.push_back(*ShmRegion::Create(place_.Path(kManifestWhat, m.generation), RegionKind::kManifest,
-                                               kManifestVersion, m.generation, ManifestBytes(m)));
+    made.manifest.push_back(
+        *ShmRegion::Create(place_.Path(kManifestWhat, m.generation), RegionKind::kManifest, kManifestVersion, m.generation, ManifestBytes(m)));
     WriteManifest(m, made.manifest[0].body());
     made.manifest[0].SetState(RegionState::kReady);
     return made;
@@ -145,10 +144,8 @@ TEST_F(WeightImageTest, FindsTensorsAndExperts) {
   EXPECT_EQ(static_cast<const uint8_t*>(expert->down) - expert->record, 16640);
   EXPECT_EQ(reinterpret_cast<const uint8_t*>(expert->gate_scales) - expert->record, 24960);
   EXPECT_EQ(reinterpret_cast<const uint8_t*>(expert->down_scales) - expert->record, 24960 + 128);
-  for (const auto& [layer, id, shard] :
-       {std::tuple{2, 0, 0}, {0, 0, 0}, {4, 0, 0}, {-1, 0, 0}, {1, 4, 0}, {1, -1, 0}, {1, 0, 2}, {1, 0, -1}}) {
-    EXPECT_EQ(image.Expert(layer, id, shard).status().code(), absl::StatusCode::kNotFound)
-        << layer << " " << id << " " << shard;
+  for (const auto& [layer, id, shard] : {std::tuple{2, 0, 0}, {0, 0, 0}, {4, 0, 0}, {-1, 0, 0}, {1, 4, 0}, {1, -1, 0}, {1, 0, 2}, {1, 0, -1}}) {
+    EXPECT_EQ(image.Expert(layer, id, shard).status().code(), absl::StatusCode::kNotFound) << layer << " " << id << " " << shard;
   }
   // Gone by name, still mapped.
   ASSERT_TRUE(RemoveGeneration(place_, generation_).ok());
@@ -262,8 +259,7 @@ TEST_F(WeightImageTest, SegmentsOfAnotherGenerationOrSizeOrMissingAreDataLoss) {
   EXPECT_EQ(AttachStatus().code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(std::string(AttachStatus().message()), HasSubstr(other.ToHex()));
   fs::remove(place_.Path("segment1", generation_));
-  ShmRegion small = *ShmRegion::Create(place_.Path("segment1", generation_), RegionKind::kSegment, kSegmentVersion,
-                                       generation_, 4096);
+  ShmRegion small = *ShmRegion::Create(place_.Path("segment1", generation_), RegionKind::kSegment, kSegmentVersion, generation_, 4096);
   small.SetState(RegionState::kReady);
   EXPECT_EQ(AttachStatus().code(), absl::StatusCode::kDataLoss);
 }
@@ -280,8 +276,7 @@ TEST_F(WeightImageTest, GenerationsAreListedAndRemovedAlone) {
   ASSERT_TRUE(KvPool::Create(place_, alone, geometry).ok());
   ASSERT_TRUE(KvPool::Create(place_, generation_, geometry).ok());
   ASSERT_TRUE(StoreTable::Create(place_, only_table, {.num_pages = 2, .num_rows = 2}).ok());
-  for (const char* name : {"hearth.n1.table", "hearth.n2.manifest.0123", "other"})
-    std::ofstream(place_.dir + "/" + name) << "x";
+  for (const char* name : {"hearth.n1.table", "hearth.n2.manifest.0123", "other"}) std::ofstream(place_.dir + "/" + name) << "x";
 
   const std::vector<GenerationInfo> list = ListGenerations(place_);
   ASSERT_EQ(list.size(), 4u);

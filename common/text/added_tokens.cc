@@ -23,9 +23,7 @@ bool WordEndsAt(std::string_view text, size_t position) {
   return IsWordCharacter(DecodeUtf8(text, &start));
 }
 
-bool WordBeginsAt(std::string_view text, size_t position) {
-  return position < text.size() && IsWordCharacter(DecodeUtf8(text, &position));
-}
+bool WordBeginsAt(std::string_view text, size_t position) { return position < text.size() && IsWordCharacter(DecodeUtf8(text, &position)); }
 
 // The first byte of the white space that ends at `position`, but not before `limit`.
 size_t SpaceBegin(std::string_view text, size_t position, size_t limit) {
@@ -49,8 +47,7 @@ size_t SpaceEnd(std::string_view text, size_t position) {
 
 }  // namespace
 
-AddedTokenMatcher AddedTokenMatcher::Build(const std::vector<AddedTokenRule>& rules,
-                                           const std::vector<std::string>& patterns) {
+AddedTokenMatcher AddedTokenMatcher::Build(const std::vector<AddedTokenRule>& rules, const std::vector<std::string>& patterns) {
   AddedTokenMatcher matcher;
   matcher.rules_ = rules;
   for (size_t i = 0; i < rules.size(); ++i) {
@@ -58,8 +55,8 @@ AddedTokenMatcher AddedTokenMatcher::Build(const std::vector<AddedTokenRule>& ru
     if (pattern.empty()) continue;
     uint32_t node = 0;
     for (const char c : pattern) {
-      const auto [edge, added] = matcher.edges_.try_emplace(EdgeKey(node, static_cast<unsigned char>(c)),
-                                                            static_cast<uint32_t>(matcher.nodes_.size()));
+      const auto [edge, added] =
+          matcher.edges_.try_emplace(EdgeKey(node, static_cast<unsigned char>(c)), static_cast<uint32_t>(matcher.nodes_.size()));
       if (added) matcher.nodes_.emplace_back();
       node = edge->second;
     }

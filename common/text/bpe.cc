@@ -33,14 +33,12 @@ void MergeTable::Set(int32_t left, int32_t right, Merge merge) {
   slots_[slot] = {key, merge};
 }
 
-absl::StatusOr<std::unique_ptr<Bpe>> Bpe::Parse(const nlohmann::json& model, bool byte_level,
-                                                const absl::flat_hash_set<std::string>& reserved) {
+absl::StatusOr<std::unique_ptr<Bpe>> Bpe::Parse(const nlohmann::json& model, bool byte_level, const absl::flat_hash_set<std::string>& reserved) {
   if (!model.is_object()) return JsonTypeError("model", "an object", model);
   // Old files leave the type out; what has merges is BPE.
   const nlohmann::json& type = JsonMember(model, "type");
   if (!type.is_null() && type != "BPE") {
-    return absl::InvalidArgumentError(
-        absl::StrCat("model.type: ", type.dump(), " is not supported; the one supported type is \"BPE\""));
+    return absl::InvalidArgumentError(absl::StrCat("model.type: ", type.dump(), " is not supported; the one supported type is \"BPE\""));
   }
   std::unique_ptr<Bpe> bpe(new Bpe);
   bpe->byte_level_ = byte_level;
@@ -77,25 +75,21 @@ absl::Status Bpe::ParseOptions(const nlohmann::json& model) {
   for (const char* key : {"continuing_subword_prefix", "end_of_word_suffix"}) {
     const nlohmann::json& affix = JsonMember(model, key);
     if (!affix.is_null() && affix != "") {
-      return absl::InvalidArgumentError(
-          absl::StrCat("model.", key, ": ", affix.dump(), " is not supported; only null and \"\" are"));
+      return absl::InvalidArgumentError(absl::StrCat("model.", key, ": ", affix.dump(), " is not supported; only null and \"\" are"));
     }
   }
   const nlohmann::json& dropout = JsonMember(model, "dropout");
   if (!dropout.is_null() && dropout != 0.0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("model.dropout: ", dropout.dump(), " would make ids random; only null and 0 are supported"));
+    return absl::InvalidArgumentError(absl::StrCat("model.dropout: ", dropout.dump(), " would make ids random; only null and 0 are supported"));
   }
   const nlohmann::json& unk = JsonMember(model, "unk_token");
   if (!unk.is_null()) {
     ASSIGN_OR_RETURN(const std::string spelling, JsonString(model, "unk_token", "model"));
     unk_ = Find(spelling);
-    if (!unk_.has_value())
-      return absl::InvalidArgumentError(absl::StrCat("model.unk_token: \"", spelling, "\" is not in model.vocab"));
+    if (!unk_.has_value()) return absl::InvalidArgumentError(absl::StrCat("model.unk_token: \"", spelling, "\" is not in model.vocab"));
   }
   for (int byte = 0; byte < 256; ++byte) {
-    const std::string spelling =
-        byte_level_ ? std::string(ByteLevelCharacter(static_cast<uint8_t>(byte))) : absl::StrFormat("<0x%02X>", byte);
+    const std::string spelling = byte_level_ ? std::string(ByteLevelCharacter(static_cast<uint8_t>(byte))) : absl::StrFormat("<0x%02X>", byte);
     byte_tokens_[byte] = Find(spelling).value_or(-1);
   }
   return absl::OkStatus();
@@ -182,8 +176,8 @@ absl::Status Bpe::FirstTokens(std::string_view piece, std::vector<int32_t>* toke
     } else if (unk_.has_value()) {
       tokens->push_back(*unk_);
     } else {
-      return absl::InvalidArgumentError(absl::StrFormat(
-          "the vocabulary has no token for byte 0x%02X; leave the character out", static_cast<unsigned char>(c)));
+      return absl::InvalidArgumentError(
+          absl::StrFormat("the vocabulary has no token for byte 0x%02X; leave the character out", static_cast<unsigned char>(c)));
     }
   }
   return absl::OkStatus();
@@ -207,8 +201,8 @@ absl::Status Bpe::FirstTokensOfCharacters(std::string_view piece, std::vector<in
       continue;
     }
     if (!unk_.has_value()) {
-      return absl::InvalidArgumentError(absl::StrCat("the vocabulary has no token for \"", Sv(character),
-                                                     "\" and no unk_token; leave the character out"));
+      return absl::InvalidArgumentError(
+          absl::StrCat("the vocabulary has no token for \"", Sv(character), "\" and no unk_token; leave the character out"));
     }
     if (!(fuse_unk_ && after_unk)) tokens->push_back(*unk_);
     after_unk = true;

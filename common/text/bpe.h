@@ -43,9 +43,7 @@ class MergeTable {
     uint64_t key = kEmpty;
     Merge merge;
   };
-  static uint64_t Key(int32_t left, int32_t right) {
-    return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right);
-  }
+  static uint64_t Key(int32_t left, int32_t right) { return static_cast<uint64_t>(static_cast<uint32_t>(left)) << 32 | static_cast<uint32_t>(right); }
   static uint64_t Hash(uint64_t key) { return (key * 0x9E3779B97F4A7C15u) >> 29; }
 
   std::vector<Slot> slots_{Slot{}};
@@ -56,8 +54,7 @@ class Bpe {
  public:
   // `model`: the "model" member. `byte_level`: the vocabulary is spelled in the byte-level alphabet and pieces are
   // bytes; otherwise pieces are characters. Texts in `reserved` (special tokens) are never built from a piece.
-  static absl::StatusOr<std::unique_ptr<Bpe>> Parse(const nlohmann::json& model, bool byte_level,
-                                                    const absl::flat_hash_set<std::string>& reserved);
+  static absl::StatusOr<std::unique_ptr<Bpe>> Parse(const nlohmann::json& model, bool byte_level, const absl::flat_hash_set<std::string>& reserved);
 
   // Appends the tokens of one piece. Errors: InvalidArgument if the vocabulary can't spell it.
   absl::Status Encode(std::string_view piece, std::vector<int32_t>* ids) const;
@@ -90,9 +87,8 @@ class Bpe {
   std::optional<int32_t> unk_;
   int32_t max_id_ = -1;
   absl::flat_hash_map<std::string, int32_t> vocabulary_;
-  absl::flat_hash_map<std::string, int32_t>
-      whole_pieces_;                      // piece bytes -> token; only when merges are ignored for them
-  std::array<int32_t, 256> byte_tokens_;  // byte-level spelling or <0xHH>; -1: none
+  absl::flat_hash_map<std::string, int32_t> whole_pieces_;  // piece bytes -> token; only when merges are ignored for them
+  std::array<int32_t, 256> byte_tokens_;                    // byte-level spelling or <0xHH>; -1: none
   MergeTable merges_;
   std::vector<RankedMerge> by_rank_;  // the same merges by their place in the list
 };

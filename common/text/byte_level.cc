@@ -35,9 +35,7 @@ const Alphabet& GetAlphabet() {
 
 }  // namespace
 
-std::string_view ByteLevelCharacter(uint8_t byte) {
-  return GetAlphabet().spelling[byte];
-}
+std::string_view ByteLevelCharacter(uint8_t byte) { return GetAlphabet().spelling[byte]; }
 
 std::string ToByteLevel(std::string_view bytes) {
   std::string out;

@@ -16,8 +16,7 @@ namespace hearth {
 namespace {
 
 constexpr size_t kMaxTemplateBytes = size_t{4} << 20;
-constexpr size_t kMaxProbeWork =
-    1'000'000;  // a probe is a conversation of three messages: published templates need some thousand
+constexpr size_t kMaxProbeWork = 1'000'000;  // a probe is a conversation of three messages: published templates need some thousand
 
 absl::Status ToStatus(const jinja::Error& error) {
   if (error.raised_by_template || error.line == 0) return absl::InvalidArgumentError(error.message);
@@ -35,8 +34,7 @@ bool IsUsualRole(std::string_view role) {
 
 bool IsCallers(std::string_view name, const RenderOptions& options) {
   if (name == "messages" || name == "tools" || name == "documents") return true;
-  return std::find(options.untrusted_names.begin(), options.untrusted_names.end(), name) !=
-         options.untrusted_names.end();
+  return std::find(options.untrusted_names.begin(), options.untrusted_names.end(), name) != options.untrusted_names.end();
 }
 
 void TrustRoles(const jinja::Value& messages) {
@@ -68,8 +66,7 @@ struct ChatTemplate::Impl {
   std::unique_ptr<const jinja::Template> parsed;
   MessageShape shape;
 
-  absl::StatusOr<std::vector<RenderedSpan>> Render(const nlohmann::ordered_json& context, const RenderOptions& options,
-                                                   size_t work_max) const;
+  absl::StatusOr<std::vector<RenderedSpan>> Render(const nlohmann::ordered_json& context, const RenderOptions& options, size_t work_max) const;
 };
 
 ChatTemplate::ChatTemplate(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -77,8 +74,7 @@ ChatTemplate::~ChatTemplate() = default;
 
 absl::StatusOr<std::unique_ptr<ChatTemplate>> ChatTemplate::Parse(std::string_view source) {
   if (source.size() > kMaxTemplateBytes) {
-    return absl::InvalidArgumentError(
-        jinja::Cat("the chat template has ", source.size(), " bytes; at most ", kMaxTemplateBytes, " are accepted"));
+    return absl::InvalidArgumentError(jinja::Cat("the chat template has ", source.size(), " bytes; at most ", kMaxTemplateBytes, " are accepted"));
   }
   auto impl = std::make_unique<Impl>();
   try {
@@ -99,8 +95,7 @@ absl::StatusOr<nlohmann::ordered_json> ChatTemplate::PrepareMessages(const nlohm
   return FitMessages(messages, impl_->shape);
 }
 
-absl::StatusOr<std::vector<RenderedSpan>> ChatTemplate::Impl::Render(const nlohmann::ordered_json& context,
-                                                                     const RenderOptions& options,
+absl::StatusOr<std::vector<RenderedSpan>> ChatTemplate::Impl::Render(const nlohmann::ordered_json& context, const RenderOptions& options,
                                                                      size_t work_max) const {
   if (!context.is_object()) return absl::InvalidArgumentError("the context of a chat template must be an object");
   jinja::Interpreter interpreter(*parsed, options.local_time.has_value() ? *options.local_time : LocalTime(), work_max);
@@ -111,9 +106,7 @@ absl::StatusOr<std::vector<RenderedSpan>> ChatTemplate::Impl::Render(const nlohm
       interpreter.SetVariable(name, converted);
     }
     std::vector<RenderedSpan> spans;
-    interpreter.Run().ForEachRun([&spans](std::string_view piece, bool trusted) {
-      spans.push_back({std::string(piece), trusted});
-    });
+    interpreter.Run().ForEachRun([&spans](std::string_view piece, bool trusted) { spans.push_back({std::string(piece), trusted}); });
     return spans;
   } catch (jinja::Error& error) {
     if (error.line == 0) error.line = interpreter.current_line();
@@ -125,13 +118,11 @@ absl::StatusOr<std::vector<RenderedSpan>> ChatTemplate::Impl::Render(const nlohm
   }
 }
 
-absl::StatusOr<std::vector<RenderedSpan>> ChatTemplate::Render(const nlohmann::ordered_json& context,
-                                                               const RenderOptions& options) const {
+absl::StatusOr<std::vector<RenderedSpan>> ChatTemplate::Render(const nlohmann::ordered_json& context, const RenderOptions& options) const {
   return impl_->Render(context, options, jinja::kMaxWork);
 }
 
-absl::StatusOr<std::string> ChatTemplate::RenderText(const nlohmann::ordered_json& context,
-                                                     const RenderOptions& options) const {
+absl::StatusOr<std::string> ChatTemplate::RenderText(const nlohmann::ordered_json& context, const RenderOptions& options) const {
   ASSIGN_OR_RETURN(const std::vector<RenderedSpan> spans, Render(context, options));
   return Joined(spans);
 }

@@ -53,10 +53,8 @@ class ChatTemplate {
   // passes. Keys keep their order (ordered_json). Strings under `messages`, `tools` and `documents` are untrusted,
   // everything else trusted. Errors: InvalidArgument with the template's own sentence for raise_exception, or "line N:
   // what went wrong".
-  absl::StatusOr<std::vector<RenderedSpan>> Render(const nlohmann::ordered_json& context,
-                                                   const RenderOptions& options = {}) const;
-  absl::StatusOr<std::string> RenderText(const nlohmann::ordered_json& context,
-                                         const RenderOptions& options = {}) const;
+  absl::StatusOr<std::vector<RenderedSpan>> Render(const nlohmann::ordered_json& context, const RenderOptions& options = {}) const;
+  absl::StatusOr<std::string> RenderText(const nlohmann::ordered_json& context, const RenderOptions& options = {}) const;
 
  private:
   struct Impl;

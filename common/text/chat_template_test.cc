@@ -55,9 +55,7 @@ std::string Rendered(std::string_view source, const Json& context = Json::object
   return text.ok() ? *text : "error: " + std::string(text.status().message());
 }
 
-Json User(const std::string& content) {
-  return Json::array({{{"role", "user"}, {"content", content}}});
-}
+Json User(const std::string& content) { return Json::array({{{"role", "user"}, {"content", content}}}); }
 
 TEST(ChatTemplateOracle, PublishedTemplatesRenderAsTransformersRendersThem) {
   const std::filesystem::path dir = SharedDir() / "oracles/templates";
@@ -93,10 +91,8 @@ struct Construct {
 class Constructs : public ::testing::TestWithParam<Construct> {};
 
 TEST_P(Constructs, RenderAsJinja2Does) {
-  const Json context = {
-      {"s", "Hello, Wörld"},       {"l", {3, 1, 2}},
-      {"d", {{"b", 1}, {"a", 2}}}, {"z", nullptr},
-      {"u", "你好🦊é"},       {"m", {{{"role", "user"}, {"n", 2}}, {{"role", "assistant"}, {"n", 1}}}}};
+  const Json context = {{"s", "Hello, Wörld"}, {"l", {3, 1, 2}},      {"d", {{"b", 1}, {"a", 2}}},
+                        {"z", nullptr},        {"u", "你好🦊é"}, {"m", {{{"role", "user"}, {"n", 2}}, {{"role", "assistant"}, {"n", 1}}}}};
   EXPECT_EQ(Rendered(GetParam().source, context), GetParam().text) << GetParam().source;
 }
 
@@ -109,125 +105,103 @@ INSTANTIATE_TEST_SUITE_P(
                   "3"},
         Construct{"{% for i in range(6) %}{% if i is odd %}{% continue %}{% endif %}{{ i }}{% endfor %}", "024"},
         Construct{"{% for k,v in {\"b\":1,\"a\":2}|items %}{{k}}={{v}};{% endfor %}", "b=1;a=2;"},
-        Construct{"{% macro f(a, b=2, c=a) %}{{a}}-{{b}}-{{c}}{% endmacro %}{{ f(1) }} {{ f(1, c=9) }} {{ f(1,2,3) }}",
-                  "1-2-1 1-2-9 1-2-3"},
+        Construct{"{% macro f(a, b=2, c=a) %}{{a}}-{{b}}-{{c}}{% endmacro %}{{ f(1) }} {{ f(1, c=9) }} {{ f(1,2,3) }}", "1-2-1 1-2-9 1-2-3"},
         Construct{"{% macro f(a) %}[{{ a }}]{% endmacro %}{{ f() }}", "[]"},
-        Construct{"{% macro f(a) %}{% endmacro %}{{ f(1, 2) }}",
-                  "error: line 1: macro 'f' takes not more than 1 argument(s)"},
+        Construct{"{% macro f(a) %}{% endmacro %}{{ f(1, 2) }}", "error: line 1: macro 'f' takes not more than 1 argument(s)"},
         Construct{"{% generation %}x{% endgeneration %}", "x"},
         Construct{"{{ strftime_now('%d %B %Y %H:%M:%S %j %%') }}", "02 January 2026 03:04:05 002 %"},
         Construct{"{% set x = 1 %}{% for i in [1,2] %}{% set x = x + i %}{{ x }}{% endfor %}{{ x }}", "231"},
         Construct{"{% set x = 1 %}{% if true %}{% set x = 2 %}{% endif %}{{ x }}", "2"},
-        Construct{"{% set b %}hi {{ 1 + 1 }}{% endset %}[{{ b }}]{% set c | upper %}q{% endset %}[{{ c }}]",
-                  "[hi 2][Q]"},
+        Construct{"{% set b %}hi {{ 1 + 1 }}{% endset %}[{{ b }}]{% set c | upper %}q{% endset %}[{{ c }}]", "[hi 2][Q]"},
         Construct{"{% filter upper %}abc{% endfilter %}", "ABC"},
-        Construct{"{% macro o() %}<{{ caller(1, b=2) }}>{% endmacro %}{% call(a, b=5) o() %}{{a}}{{b}}{% endcall %}",
-                  "<12>"},
+        Construct{"{% macro o() %}<{{ caller(1, b=2) }}>{% endmacro %}{% call(a, b=5) o() %}{{a}}{{b}}{% endcall %}", "<12>"},
         Construct{"{% with a = 1, b = 2 %}{{ a + b }}{% endwith %}{{ a }}", "3"},
         Construct{"{% for i in [1,2] %}{{ i }}{% for j in [] %}{% else %}{% break %}{% endfor %}x{% endfor %}", "1"},
         Construct{"{% for i in range(3) %}{% macro f() %}{{ i }}{% endmacro %}{{ f() }}{% endfor %}", "012"},
-        Construct{"{% raw %}{{ not }}{% endraw %}", "{{ not }}"},
-        Construct{"{% for x in [] %}a{% else %}none{% endfor %}", "none"},
+        Construct{"{% raw %}{{ not }}{% endraw %}", "{{ not }}"}, Construct{"{% for x in [] %}a{% else %}none{% endfor %}", "none"},
         Construct{"{% for x in l if x > 1 %}{{ loop.index }}:{{ x }}/{{ loop.length }} {% endfor %}", "1:3/2 2:2/2 "},
-        Construct{
-            "{% for x in l %}{{ loop.previtem }}<{{ x }}>{{ loop.nextitem }}{{ loop.cycle('a','b') }} {% endfor %}",
-            "<3>1a 3<1>2b 1<2>a "},
-        Construct{"{% for i in [{'n':1,'c':[{'n':2,'c':[]}]}] recursive %}{{ i.n }}[{{ loop(i.c) }}]{% endfor %}",
-                  "1[2[]]"},
-        Construct{"a\n  {% if true %}\n  b\n  {% endif %}\nc\n", "a\n  b\nc"},
-        Construct{"a\n  {%- if true -%}\n  b\n  {%- endif +%}\n c", "ab\n c"},
-        Construct{"a\n  {%+ if true %}\nb{% endif %}", "a\n  b"},
-        Construct{"{{ 'x' }}\n  {# comment #}\n y", "x\n y"}));
+        Construct{"{% for x in l %}{{ loop.previtem }}<{{ x }}>{{ loop.nextitem }}{{ loop.cycle('a','b') }} {% endfor %}", "<3>1a 3<1>2b 1<2>a "},
+        Construct{"{% for i in [{'n':1,'c':[{'n':2,'c':[]}]}] recursive %}{{ i.n }}[{{ loop(i.c) }}]{% endfor %}", "1[2[]]"},
+        Construct{"a\n  {% if true %}\n  b\n  {% endif %}\nc\n", "a\n  b\nc"}, Construct{"a\n  {%- if true -%}\n  b\n  {%- endif +%}\n c", "ab\n c"},
+        Construct{"a\n  {%+ if true %}\nb{% endif %}", "a\n  b"}, Construct{"{{ 'x' }}\n  {# comment #}\n y", "x\n y"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Expressions, Constructs,
-    ::testing::Values(
-        Construct{"{{ 1 ~ none ~ true }}", "1NoneTrue"},
-        Construct{"{{ 7 // 2 }} {{ -7 // 2 }} {{ 7 % -3 }} {{ 7 / 2 }} {{ 2 ** 10 }} {{ 2 ** -1 }}",
-                  "3 -4 -2 3.5 1024 0.5"},
-        Construct{"{{ 1e16 }} {{ 1e-5 }} {{ 0.1 + 0.2 }} {{ 2.0 }} {{ 100000.0 }}",
-                  "1e+16 1e-05 0.30000000000000004 2.0 100000.0"},
-        Construct{"{{ 18446744073709551615 }} {{ 10 ** 30 }} {{ -(2 ** 126) }} {{ -0.0 }}",
-                  "18446744073709551615 1000000000000000000000000000000 -85070591730234615865843651857942052864 -0.0"},
-        Construct{"{{ 1 < 2 < 3 }} {{ 1 < 3 < 2 }} {{ not 1 == 2 }} {{ 'b' in d }} {{ 4 not in l }}",
-                  "True False True True True"},
-        Construct{"{{ [1, 'a', none, true, 2.0, {'k': \"it's\"}, (1,)] }}",
-                  "[1, 'a', None, True, 2.0, {'k': \"it's\"}, (1,)]"},
-        Construct{"{{ 'A' if false }}|{{ 'A' if false else 'B' }}", "|B"},
-        Construct{"{{ s[1:5] }}|{{ s[::-1] }}|{{ s[:-2] }}|{{ u[1:3] }}|{{ u[-2] }}",
-                  "ello|dlröW ,olleH|Hello, Wör|好🦊|🦊"},
-        Construct{"{{ nope }}|{{ nope is defined }}|{{ d.nope is defined }}|{{ nope|default('d') }}|{{ z|default('d', "
-                  "true) }}",
-                  "|False|False|d|d"},
-        Construct{"{{ nope.x }}", "error: line 1: 'nope' is undefined"},
-        Construct{"\n{{ d.nope.x }}", "error: line 2: 'dict object' has no attribute 'nope'"},
-        Construct{"{{ 'a' + 1 }}", "error: line 1: can only concatenate str (not \"int\") to str"},
-        Construct{"{{ raise_exception('no such role') }}", "error: no such role"},
-        Construct{"{{ 'a,b,c'.split(',', 1) }} {{ 'a b '.split(none, 1) }} {{ 'xaxx'.strip('x') }}",
-                  "['a', 'b,c'] ['a', 'b '] a"},
-        Construct{"{{ 'abc'.startswith('a') }} {{ 'aXbX'.replace('X', '-', 1) }} {{ '-'.join(['a','b']) }} {{ 'it "
-                  "is'.title() }}",
-                  "True a-bX a-b It Is"},
-        Construct{"{{ '%s is %d, %.2f' % ('Bob', 5, 2.345) }} {{ '{} {x}'.format(1, x=2) }}", "Bob is 5, 2.35 1 2"},
-        Construct{"{{ d.get('q') }} {{ d.get('q', 5) }} {{ d.items() }} {{ d.keys()|list }}",
-                  "None 5 dict_items([('b', 1), ('a', 2)]) ['b', 'a']"},
-        Construct{"{% set q = [] %}{% set _ = q.append(1) %}{{ q }} {{ q.pop(0) }} {{ q }}", "[1] 1 []"},
-        Construct{"{{ m.0.role }} {{ m[-1].role }} {{ d['nope'] }}", "user assistant "},
-        Construct{"{{ s is string and d is mapping and l is iterable and z is none and 1 is integer and 1.0 is float "
-                  "and true is boolean and true is number }}",
-                  "True"},
-        Construct{"{{ 1 is in [1] }} {{ 'a' is equalto 'a' }} {{ 4 is divisibleby 2 }} {{ true is true }} {{ l is "
-                  "sequence }} {{ s is not mapping }}",
-                  "True True True True True True"}));
+    ::testing::Values(Construct{"{{ 1 ~ none ~ true }}", "1NoneTrue"},
+                      Construct{"{{ 7 // 2 }} {{ -7 // 2 }} {{ 7 % -3 }} {{ 7 / 2 }} {{ 2 ** 10 }} {{ 2 ** -1 }}", "3 -4 -2 3.5 1024 0.5"},
+                      Construct{"{{ 1e16 }} {{ 1e-5 }} {{ 0.1 + 0.2 }} {{ 2.0 }} {{ 100000.0 }}", "1e+16 1e-05 0.30000000000000004 2.0 100000.0"},
+                      Construct{"{{ 18446744073709551615 }} {{ 10 ** 30 }} {{ -(2 ** 126) }} {{ -0.0 }}",
+                                "18446744073709551615 1000000000000000000000000000000 -85070591730234615865843651857942052864 -0.0"},
+                      Construct{"{{ 1 < 2 < 3 }} {{ 1 < 3 < 2 }} {{ not 1 == 2 }} {{ 'b' in d }} {{ 4 not in l }}", "True False True True True"},
+                      Construct{"{{ [1, 'a', none, true, 2.0, {'k': \"it's\"}, (1,)] }}", "[1, 'a', None, True, 2.0, {'k': \"it's\"}, (1,)]"},
+                      Construct{"{{ 'A' if false }}|{{ 'A' if false else 'B' }}", "|B"},
+                      Construct{"{{ s[1:5] }}|{{ s[::-1] }}|{{ s[:-2] }}|{{ u[1:3] }}|{{ u[-2] }}", "ello|dlröW ,olleH|Hello, Wör|好🦊|🦊"},
+                      Construct{"{{ nope }}|{{ nope is defined }}|{{ d.nope is defined }}|{{ nope|default('d') }}|{{ z|default('d', "
+                                "true) }}",
+                                "|False|False|d|d"},
+                      Construct{"{{ nope.x }}", "error: line 1: 'nope' is undefined"},
+                      Construct{"\n{{ d.nope.x }}", "error: line 2: 'dict object' has no attribute 'nope'"},
+                      Construct{"{{ 'a' + 1 }}", "error: line 1: can only concatenate str (not \"int\") to str"},
+                      Construct{"{{ raise_exception('no such role') }}", "error: no such role"},
+                      Construct{"{{ 'a,b,c'.split(',', 1) }} {{ 'a b '.split(none, 1) }} {{ 'xaxx'.strip('x') }}", "['a', 'b,c'] ['a', 'b '] a"},
+                      Construct{"{{ 'abc'.startswith('a') }} {{ 'aXbX'.replace('X', '-', 1) }} {{ '-'.join(['a','b']) }} {{ 'it "
+                                "is'.title() }}",
+                                "True a-bX a-b It Is"},
+                      Construct{"{{ '%s is %d, %.2f' % ('Bob', 5, 2.345) }} {{ '{} {x}'.format(1, x=2) }}", "Bob is 5, 2.35 1 2"},
+                      Construct{"{{ d.get('q') }} {{ d.get('q', 5) }} {{ d.items() }} {{ d.keys()|list }}",
+                                "None 5 dict_items([('b', 1), ('a', 2)]) ['b', 'a']"},
+                      Construct{"{% set q = [] %}{% set _ = q.append(1) %}{{ q }} {{ q.pop(0) }} {{ q }}", "[1] 1 []"},
+                      Construct{"{{ m.0.role }} {{ m[-1].role }} {{ d['nope'] }}", "user assistant "},
+                      Construct{"{{ s is string and d is mapping and l is iterable and z is none and 1 is integer and 1.0 is float "
+                                "and true is boolean and true is number }}",
+                                "True"},
+                      Construct{"{{ 1 is in [1] }} {{ 'a' is equalto 'a' }} {{ 4 is divisibleby 2 }} {{ true is true }} {{ l is "
+                                "sequence }} {{ s is not mapping }}",
+                                "True True True True True True"}));
 
 INSTANTIATE_TEST_SUITE_P(
     Filters, Constructs,
-    ::testing::Values(
-        Construct{"{{ l|sort }} {{ l|sort(reverse=true) }} {{ l|first }} {{ l|last }} {{ l|length }} {{ l|join('-') }} "
-                  "{{ l|sum }}",
-                  "[1, 2, 3] [3, 2, 1] 3 2 3 3-1-2 6"},
-        Construct{"{{ m|map(attribute='role')|join(', ') }} {{ m|selectattr('role','equalto','user')|list|length }} {{ "
-                  "m|sort(attribute='n')|map(attribute='n')|list }}",
-                  "user, assistant 1 [1, 2]"},
-        Construct{"{{ [1,2,3]|select('odd')|list }} {{ [1,2,3]|reject('gt', 1)|list }} {{ "
-                  "m|rejectattr('n','eq',1)|map(attribute='n')|list }}",
-                  "[1, 3] [1] [2]"},
-        Construct{"{{ ['a','A','b']|unique|list }} {{ d|dictsort }}", "['a', 'b'] [('a', 2), ('b', 1)]"},
-        Construct{"{{ {'a': 'é\"\\n', 'b': [1, true, none, 1.5]}|tojson }}",
-                  "{\"a\": \"é\\\"\\n\", \"b\": [1, true, null, 1.5]}"},
-        Construct{"{{ d|tojson(indent=2) }} {{ d|tojson(sort_keys=true, separators=(',', ':')) }} {{ "
-                  "u|tojson(ensure_ascii=true) }}",
-                  "{\n  \"b\": 1,\n  \"a\": 2\n} {\"a\":2,\"b\":1} \"\\u4f60\\u597d\\ud83e\\udd8a\\u00e9\""},
-        Construct{"{{ l|map('string')|tojson }}", "error: line 1: Object of type generator is not JSON serializable"},
-        Construct{"{{ '  x '|trim }}|{{ s|upper }}|{{ s|replace('l', 'L', 1) }}|{{ 'ab'|capitalize }}|{{ "
-                  "\"it's-me\"|title }}",
-                  "x|HELLO, WÖRLD|HeLlo, Wörld|Ab|It's-Me"},
-        Construct{"{{ '3.7'|int }} {{ 'x'|int(7) }} {{ '2.5'|float }} {{ 2.5|round }} {{ 42.55|round(1, 'floor') }} {{ "
-                  "-3|abs }} {{ 5|string + 'a' }}",
-                  "3 7 2.5 2.0 42.5 3 5a"},
-        Construct{"{{ 'a\\nb\\n\\nc'|indent(2) }}|{{ 'a\\nb'|indent('>', first=true) }}", "a\n  b\n\n  c|>a\n>b"},
-        Construct{"{{ '<b>' ~ ('<i>'|safe) }} {{ '<b>' + ('<i>'|safe) }}", "<b><i> &lt;b&gt;<i>"}));
+    ::testing::Values(Construct{"{{ l|sort }} {{ l|sort(reverse=true) }} {{ l|first }} {{ l|last }} {{ l|length }} {{ l|join('-') }} "
+                                "{{ l|sum }}",
+                                "[1, 2, 3] [3, 2, 1] 3 2 3 3-1-2 6"},
+                      Construct{"{{ m|map(attribute='role')|join(', ') }} {{ m|selectattr('role','equalto','user')|list|length }} {{ "
+                                "m|sort(attribute='n')|map(attribute='n')|list }}",
+                                "user, assistant 1 [1, 2]"},
+                      Construct{"{{ [1,2,3]|select('odd')|list }} {{ [1,2,3]|reject('gt', 1)|list }} {{ "
+                                "m|rejectattr('n','eq',1)|map(attribute='n')|list }}",
+                                "[1, 3] [1] [2]"},
+                      Construct{"{{ ['a','A','b']|unique|list }} {{ d|dictsort }}", "['a', 'b'] [('a', 2), ('b', 1)]"},
+                      Construct{"{{ {'a': 'é\"\\n', 'b': [1, true, none, 1.5]}|tojson }}", "{\"a\": \"é\\\"\\n\", \"b\": [1, true, null, 1.5]}"},
+                      Construct{"{{ d|tojson(indent=2) }} {{ d|tojson(sort_keys=true, separators=(',', ':')) }} {{ "
+                                "u|tojson(ensure_ascii=true) }}",
+                                "{\n  \"b\": 1,\n  \"a\": 2\n} {\"a\":2,\"b\":1} \"\\u4f60\\u597d\\ud83e\\udd8a\\u00e9\""},
+                      Construct{"{{ l|map('string')|tojson }}", "error: line 1: Object of type generator is not JSON serializable"},
+                      Construct{"{{ '  x '|trim }}|{{ s|upper }}|{{ s|replace('l', 'L', 1) }}|{{ 'ab'|capitalize }}|{{ "
+                                "\"it's-me\"|title }}",
+                                "x|HELLO, WÖRLD|HeLlo, Wörld|Ab|It's-Me"},
+                      Construct{"{{ '3.7'|int }} {{ 'x'|int(7) }} {{ '2.5'|float }} {{ 2.5|round }} {{ 42.55|round(1, 'floor') }} {{ "
+                                "-3|abs }} {{ 5|string + 'a' }}",
+                                "3 7 2.5 2.0 42.5 3 5a"},
+                      Construct{"{{ 'a\\nb\\n\\nc'|indent(2) }}|{{ 'a\\nb'|indent('>', first=true) }}", "a\n  b\n\n  c|>a\n>b"},
+                      Construct{"{{ '<b>' ~ ('<i>'|safe) }} {{ '<b>' + ('<i>'|safe) }}", "<b><i> &lt;b&gt;<i>"}));
 
-INSTANTIATE_TEST_SUITE_P(
-    Refused, Constructs,
-    ::testing::Values(Construct{"a\n{{ 1 +* }}", "refused: line 2, column 7: unexpected '*'"},
-                      Construct{
-                          "x {% if a %}",
-                          "refused: line 1, column 13: unexpected end of the template: the tag 'endif' is missing"},
-                      Construct{"{% frob %}", "refused: line 1, column 4: unknown tag 'frob'"},
-                      Construct{"é {{ x|frob }}", "refused: line 1, column 8: no filter named 'frob'"},
-                      Construct{"{% if false %}{{ x|frob }}{% endif %}ok", "ok"},
-                      Construct{"{{ 'abc }}", "refused: line 1, column 4: this string is never closed"},
-                      Construct{"{{ (1, 2 }}", "refused: line 1, column 10: unexpected '}', expected ')'"},
-                      Construct{"{% break %}", "refused: line 1, column 4: 'break' outside a loop"},
-                      Construct{"{% include 'x' %}",
-                                "refused: line 1, column 4: the tag 'include' is not supported: a chat template is one "
-                                "file; put the text in place"}));
+INSTANTIATE_TEST_SUITE_P(Refused, Constructs,
+                         ::testing::Values(Construct{"a\n{{ 1 +* }}", "refused: line 2, column 7: unexpected '*'"},
+                                           Construct{"x {% if a %}",
+                                                     "refused: line 1, column 13: unexpected end of the template: the tag 'endif' is missing"},
+                                           Construct{"{% frob %}", "refused: line 1, column 4: unknown tag 'frob'"},
+                                           Construct{"é {{ x|frob }}", "refused: line 1, column 8: no filter named 'frob'"},
+                                           Construct{"{% if false %}{{ x|frob }}{% endif %}ok", "ok"},
+                                           Construct{"{{ 'abc }}", "refused: line 1, column 4: this string is never closed"},
+                                           Construct{"{{ (1, 2 }}", "refused: line 1, column 10: unexpected '}', expected ')'"},
+                                           Construct{"{% break %}", "refused: line 1, column 4: 'break' outside a loop"},
+                                           Construct{"{% include 'x' %}",
+                                                     "refused: line 1, column 4: the tag 'include' is not supported: a chat template is one "
+                                                     "file; put the text in place"}));
 
 TEST(ChatTemplate, FableMoeTemplateJoinsSystemMessagesAndReadsToolCalls) {
   const char* source = std::getenv("HEARTH_SOURCE_DIR");
-  const std::filesystem::path path =
-      std::filesystem::path(source != nullptr ? source : ".") / "deploy/models/fable-moe/tokenizer_config.json";
+  const std::filesystem::path path = std::filesystem::path(source != nullptr ? source : ".") / "deploy/models/fable-moe/tokenizer_config.json";
   if (!std::filesystem::exists(path)) GTEST_SKIP() << "no demo model at " << path;
   const auto parsed = ChatTemplate::Parse(Json::parse(ReadFile(path))["chat_template"].get<std::string>());
   ASSERT_TRUE(parsed.ok()) << parsed.status();
@@ -235,24 +209,20 @@ TEST(ChatTemplate, FableMoeTemplateJoinsSystemMessagesAndReadsToolCalls) {
                                {{"role", "user"}, {"content", "u"}},
                                {{"role", "system"}, {"content", "S2"}},
                                {{"role", "user"}, {"content", "v"}}});
-  const auto text =
-      (*parsed)->RenderText({{"messages", messages}, {"bos_token", "<BOS>"}, {"add_generation_prompt", true}});
+  const auto text = (*parsed)->RenderText({{"messages", messages}, {"bos_token", "<BOS>"}, {"add_generation_prompt", true}});
   ASSERT_TRUE(text.ok()) << text.status();
   EXPECT_EQ(*text, "<BOS>S1\n\nS2<｜User｜>u<｜User｜>v<｜Assistant｜>");
 
   // This template tells tool calls by null content and concatenates their arguments.
-  messages = Json::array(
-      {{{"role", "user"}, {"content", "u"}},
-       {{"role", "assistant"},
-        {"content", ""},
-        {"tool_calls",
-         {{{"id", "1"}, {"type", "function"}, {"function", {{"name", "f"}, {"arguments", {{"a", 1}}}}}}}}}});
+  messages = Json::array({{{"role", "user"}, {"content", "u"}},
+                          {{"role", "assistant"},
+                           {"content", ""},
+                           {"tool_calls", {{{"id", "1"}, {"type", "function"}, {"function", {{"name", "f"}, {"arguments", {{"a", 1}}}}}}}}}});
   const auto fitted = (*parsed)->PrepareMessages(messages);
   ASSERT_TRUE(fitted.ok()) << fitted.status();
   EXPECT_TRUE((*fitted)[1]["content"].is_null());
   EXPECT_EQ((*fitted)[1]["tool_calls"][0]["function"]["arguments"], "{\"a\": 1}");
-  EXPECT_THAT(*(*parsed)->RenderText({{"messages", *fitted}, {"bos_token", ""}}),
-              HasSubstr("f\n```json\n{\"a\": 1}\n```"));
+  EXPECT_THAT(*(*parsed)->RenderText({{"messages", *fitted}, {"bos_token", ""}}), HasSubstr("f\n```json\n{\"a\": 1}\n```"));
 }
 
 // --- trust ---
@@ -279,10 +249,8 @@ TEST(ChatTemplateTrust, ConcatenationKeepsEveryPiece) {
                   "messages[0].content %}{% endfor %}{{ ns.s }}",
                   context),
             (Pairs{{"<|", true}, {"<|eos|>hi", false}, {"<|", true}, {"<|eos|>hi", false}}));
-  EXPECT_EQ(
-      Spans("{% set x = messages[0].content %}{% set a = x + '<a>' %}{% set b = x + '<b>' %}{{ a }}{{ b }}{{ x + x }}",
-            context),
-      (Pairs{{"<|eos|>hi", false}, {"<a>", true}, {"<|eos|>hi", false}, {"<b>", true}, {"<|eos|>hi<|eos|>hi", false}}));
+  EXPECT_EQ(Spans("{% set x = messages[0].content %}{% set a = x + '<a>' %}{% set b = x + '<b>' %}{{ a }}{{ b }}{{ x + x }}", context),
+            (Pairs{{"<|eos|>hi", false}, {"<a>", true}, {"<|eos|>hi", false}, {"<b>", true}, {"<|eos|>hi<|eos|>hi", false}}));
 }
 
 TEST(ChatTemplateTrust, CuttingAndJoiningKeepEveryPiece) {
@@ -291,8 +259,7 @@ TEST(ChatTemplateTrust, CuttingAndJoiningKeepEveryPiece) {
   EXPECT_EQ(Spans("{{ ('<s>' + messages[0].content.strip())[1:4] }}", context), (Pairs{{"s>", true}, {"a", false}}));
   EXPECT_EQ(Spans("{{ (messages[0].content.strip() + '|<x>').split('|')|join('<sep>') }}", context),
             (Pairs{{"a", false}, {"<sep>", true}, {"b", false}, {"<sep><x>", true}}));
-  EXPECT_EQ(Spans("{{ messages[0].content.strip().replace('|', '<bar>') }}", context),
-            (Pairs{{"a", false}, {"<bar>", true}, {"b", false}}));
+  EXPECT_EQ(Spans("{{ messages[0].content.strip().replace('|', '<bar>') }}", context), (Pairs{{"a", false}, {"<bar>", true}, {"b", false}}));
   EXPECT_EQ(Spans("{% macro f(x) %}<m>{{ x }}{% endmacro %}{% set y %}[{{ f(messages[0].content.strip()) }}]{% endset "
                   "%}{{ y }}",
                   context),
@@ -300,12 +267,10 @@ TEST(ChatTemplateTrust, CuttingAndJoiningKeepEveryPiece) {
 }
 
 TEST(ChatTemplateTrust, RewritingTaintsTheWholeAndKeysAreCallersToo) {
-  const Json context = {
-      {"messages", User("hi")}, {"tools", {{{"<|key|>", 1}}}}, {"kwarg", "<|eos|>"}, {"bos_token", "<s>"}};
+  const Json context = {{"messages", User("hi")}, {"tools", {{{"<|key|>", 1}}}}, {"kwarg", "<|eos|>"}, {"bos_token", "<s>"}};
   EXPECT_EQ(Spans("<t>{{ ('<s>' + messages[0].content)|upper }}", context), (Pairs{{"<t>", true}, {"<S>HI", false}}));
   EXPECT_EQ(Spans("<t>{{ tools|tojson }}", context), (Pairs{{"<t>", true}, {"[{\"<|key|>\": 1}]", false}}));
-  EXPECT_EQ(Spans("{% for k, v in tools[0]|items %}{{ k }}{% endfor %}<t>", context),
-            (Pairs{{"<|key|>", false}, {"<t>", true}}));
+  EXPECT_EQ(Spans("{% for k, v in tools[0]|items %}{{ k }}{% endfor %}<t>", context), (Pairs{{"<|key|>", false}, {"<t>", true}}));
   EXPECT_EQ(Spans("{{ bos_token|upper }}{{ ['<x>'] }}", context), (Pairs{{"<S>['<x>']", true}}));
   const auto parsed = ChatTemplate::Parse("{{ kwarg }}");
   ASSERT_TRUE(parsed.ok());
@@ -317,35 +282,28 @@ TEST(ChatTemplateTrust, RewritingTaintsTheWholeAndKeysAreCallersToo) {
 TEST(ChatTemplateTrust, UsualRolesMayFormSpecialTokensOthersMayNot) {
   const char* source = "{{ '<|' + messages[0].role + '|>' }}";
   EXPECT_EQ(Spans(source, {{"messages", User("x")}}), (Pairs{{"<|user|>", true}}));
-  EXPECT_EQ(Spans(source, {{"messages", {{{"role", "endoftext"}}}}}),
-            (Pairs{{"<|", true}, {"endoftext", false}, {"|>", true}}));
+  EXPECT_EQ(Spans(source, {{"messages", {{{"role", "endoftext"}}}}}), (Pairs{{"<|", true}, {"endoftext", false}, {"|>", true}}));
 }
 
 // --- limits ---
 
 TEST(ChatTemplateLimits, RunawayTemplatesAreStopped) {
-  EXPECT_THAT(
-      Rendered("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
-      AnyOf(HasSubstr("error: line 1: macros call each other"), HasSubstr("error: line 1: the template recurses")));
-  EXPECT_THAT(
-      Rendered(
-          "{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}"),
-      HasSubstr("64 MiB"));
-  EXPECT_THAT(Rendered("{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}"),
-              HasSubstr("error: line 1"));
+  EXPECT_THAT(Rendered("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}"),
+              AnyOf(HasSubstr("error: line 1: macros call each other"), HasSubstr("error: line 1: the template recurses")));
+  EXPECT_THAT(Rendered("{% set ns = namespace(s='xxxxxxxx') %}{% for i in range(60) %}{% set ns.s = ns.s + ns.s %}{% endfor %}"),
+              HasSubstr("64 MiB"));
+  EXPECT_THAT(Rendered("{% for a in range(99999) %}{% for b in range(99999) %}{{ a }}{% endfor %}{% endfor %}"), HasSubstr("error: line 1"));
   EXPECT_THAT(Rendered("{{ 'x' * 100000000000 }}"), HasSubstr("64 MiB"));
   EXPECT_THAT(Rendered("{{ '%999999999d' % 1 }}"), HasSubstr("too large"));
   EXPECT_THAT(Rendered("{{ range(10000000)|length }}"), HasSubstr("range()"));
   EXPECT_THAT(Rendered("{{ 10 ** 1000 }}"), HasSubstr("too large"));
   EXPECT_THAT(Rendered("{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}"), HasSubstr("recurses too deeply"));
   EXPECT_THAT(Rendered("{% set l = [] %}{% set _ = l.append(l) %}{{ l }}"), HasSubstr("error: line 1"));
-  EXPECT_THAT(Rendered("{% set ns = namespace(v=[]) %}{% for i in range(9999) %}{% set ns.v = [ns.v] %}{% endfor %}"),
-              HasSubstr("nested"));
+  EXPECT_THAT(Rendered("{% set ns = namespace(v=[]) %}{% for i in range(9999) %}{% set ns.v = [ns.v] %}{% endfor %}"), HasSubstr("nested"));
 }
 
 TEST(ChatTemplateLimits, DeepSourcesAndContextsAreRefused) {
-  EXPECT_THAT(Rendered("{{ " + std::string(100000, '(') + "1" + std::string(100000, ')') + " }}"),
-              HasSubstr("refused: line 1"));
+  EXPECT_THAT(Rendered("{{ " + std::string(100000, '(') + "1" + std::string(100000, ')') + " }}"), HasSubstr("refused: line 1"));
   EXPECT_THAT(Rendered("{{ " + std::string(100000, '-') + "1 }}"), HasSubstr("refused: line 1"));
   std::string blocks, sum = "1";
   for (int i = 0; i < 10000; ++i) blocks += "{% if a %}", sum += "+1";
@@ -366,8 +324,7 @@ TEST(ChatTemplateLimits, LongMessagesAndLongConversationsTakeLinearTime) {
   std::string text;
   while (text.size() < (1 << 20)) text += "words é 字 ";
   Json many = Json::array();
-  for (int i = 0; i < 10000; ++i)
-    many.push_back({{"role", "user"}, {"content", "<think>x</think>\nmessage number " + std::to_string(i)}});
+  for (int i = 0; i < 10000; ++i) many.push_back({{"role", "user"}, {"content", "<think>x</think>\nmessage number " + std::to_string(i)}});
   for (const Json& messages : {User(text), many}) {
     const auto start = std::chrono::steady_clock::now();
     const auto rendered = (*parsed)->Render({{"messages", messages}});
@@ -380,12 +337,10 @@ TEST(ChatTemplateLimits, LongMessagesAndLongConversationsTakeLinearTime) {
 // --- fitting messages ---
 
 Json ToolConversation(const Json& arguments) {
-  return Json::array(
-      {{{"role", "user"}, {"content", "hi"}},
-       {{"role", "assistant"},
-        {"content", nullptr},
-        {"tool_calls",
-         {{{"id", "call_1"}, {"type", "function"}, {"function", {{"name", "w"}, {"arguments", arguments}}}}}}}});
+  return Json::array({{{"role", "user"}, {"content", "hi"}},
+                      {{"role", "assistant"},
+                       {"content", nullptr},
+                       {"tool_calls", {{{"id", "call_1"}, {"type", "function"}, {"function", {{"name", "w"}, {"arguments", arguments}}}}}}}});
 }
 
 std::string Fitted(const std::string& source, const Json& messages) {
@@ -398,8 +353,7 @@ std::string Fitted(const std::string& source, const Json& messages) {
 }
 
 std::string ForCalls(const std::string& body) {
-  return "{% for m in messages %}{% for c in m.tool_calls or [] %}{% set a = c.function.arguments %}" + body +
-         "{% endfor %}{% endfor %}";
+  return "{% for m in messages %}{% for c in m.tool_calls or [] %}{% set a = c.function.arguments %}" + body + "{% endfor %}{% endfor %}";
 }
 
 TEST(PrepareMessages, ArgumentsTakeTheFormThatTheTemplateNeeds) {
@@ -409,14 +363,11 @@ TEST(PrepareMessages, ArgumentsTakeTheFormThatTheTemplateNeeds) {
   EXPECT_EQ(Fitted(ForCalls("{{ 'A' + a }}"), ToolConversation(object)), "A{\"city\": \"Paris\"}");
   EXPECT_EQ(Fitted(ForCalls("{{ a|tojson }}"), ToolConversation(text)), "{\"city\": \"Paris\"}");
   EXPECT_EQ(Fitted(ForCalls("{{ a|tojson }}"), ToolConversation("not json")), "\"not json\"");
-  EXPECT_EQ(Fitted(ForCalls("{% for k, v in a|items %}{{ k }}={{ v }}{% endfor %}"), ToolConversation(text)),
-            "city=Paris");
+  EXPECT_EQ(Fitted(ForCalls("{% for k, v in a|items %}{{ k }}={{ v }}{% endfor %}"), ToolConversation(text)), "city=Paris");
   EXPECT_EQ(Fitted(ForCalls("{% for k, v in a|items %}{{ k }}={{ v }}{% endfor %}"), ToolConversation("")), "");
-  EXPECT_THAT(Fitted(ForCalls("{% for k, v in a|items %}{{ k }}={{ v }}{% endfor %}"), ToolConversation("[1]")),
-              HasSubstr("error: line 1"));
+  EXPECT_THAT(Fitted(ForCalls("{% for k, v in a|items %}{{ k }}={{ v }}{% endfor %}"), ToolConversation("[1]")), HasSubstr("error: line 1"));
   // A template that asks which form it got is left alone: the model's own text comes back byte for byte.
-  EXPECT_EQ(Fitted(ForCalls("{% if a is string %}{{ a }}{% else %}{{ a|tojson }}{% endif %}"), ToolConversation(text)),
-            "{\"city\":\"Paris\"}");
+  EXPECT_EQ(Fitted(ForCalls("{% if a is string %}{{ a }}{% else %}{{ a|tojson }}{% endif %}"), ToolConversation(text)), "{\"city\":\"Paris\"}");
 }
 
 TEST(PrepareMessages, ContentOfACallingMessageIsWhatTheTemplateBears) {
@@ -437,8 +388,7 @@ TEST(PrepareMessages, PartsAreJoinedOrKeptByWhatTheTemplateReads) {
   const std::string iterates =
       "{% for m in messages %}{% if m.content is string %}{{ m.content }}{% else %}{% for p in m.content %}<{{ p.text "
       "}}>{% endfor %}{% endif %}{% endfor %}";
-  const std::string only_parts =
-      "{% for m in messages %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endfor %}";
+  const std::string only_parts = "{% for m in messages %}{% for p in m.content %}<{{ p.text }}>{% endfor %}{% endfor %}";
   for (const char* role : {"user", "system", "assistant", "tool", "developer", "other"}) {
     const Json messages = {{{"role", role}, {"content", parts}}};
     EXPECT_EQ(Fitted(strings, messages), std::string("[") + role + ":AB]");
@@ -458,8 +408,7 @@ TEST(PrepareMessages, WhatCannotBeFittedIsNamed) {
             "text only");
   EXPECT_THAT(Fitted(source, Json::array()), HasSubstr("the list is empty"));
   EXPECT_THAT(Fitted(source, {{{"content", "x"}}}), HasSubstr("messages[0].role"));
-  EXPECT_THAT(Fitted(source, {{{"role", "user"}, {"content", 5}}}),
-              HasSubstr("messages[0].content: expected a string"));
+  EXPECT_THAT(Fitted(source, {{{"role", "user"}, {"content", 5}}}), HasSubstr("messages[0].content: expected a string"));
 }
 
 TEST(PrepareMessages, PublishedTemplatesReadToolCallsAsClientsSendThem) {

@@ -9,8 +9,7 @@ namespace {
 
 // In the order in which the reference applies them, each to the result of the one before.
 constexpr std::pair<std::string_view, std::string_view> kCleanUps[] = {
-    {" .", "."},     {" ?", "?"},   {" !", "!"},   {" ,", ","},     {" ' ", "'"},
-    {" n't", "n't"}, {" 'm", "'m"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
+    {" .", "."}, {" ?", "?"}, {" !", "!"}, {" ,", ","}, {" ' ", "'"}, {" n't", "n't"}, {" 'm", "'m"}, {" 's", "'s"}, {" 've", "'ve"}, {" 're", "'re"},
 };
 
 }  // namespace
@@ -32,9 +31,7 @@ std::string StreamReplacer::Push(std::string_view text) {
   return out;
 }
 
-std::string StreamReplacer::Finish() {
-  return std::exchange(pending_, {});
-}
+std::string StreamReplacer::Finish() { return std::exchange(pending_, {}); }
 
 TextStyler::TextStyler(const DecodeStyle& style)
     : strip_content_(style.strip_content), strip_left_(style.strip_content.empty() ? 0 : style.strip_left_max) {

@@ -17,13 +17,11 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
   if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be opened; is it there and readable?"));
   const std::streamoff num_bytes = file.tellg();
   if (num_bytes < 0 || num_bytes > kFileBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(path, ": ", num_bytes, " bytes; at most ", kFileBytesMax, " are read"));
+    return absl::InvalidArgumentError(absl::StrCat(path, ": ", num_bytes, " bytes; at most ", kFileBytesMax, " are read"));
   }
   std::string text(static_cast<size_t>(num_bytes), '\0');
   file.seekg(0);
-  if (!file.read(text.data(), num_bytes))
-    return absl::DataLossError(absl::StrCat(path, ": could not be read to its end"));
+  if (!file.read(text.data(), num_bytes)) return absl::DataLossError(absl::StrCat(path, ": could not be read to its end"));
   return text;
 }
 

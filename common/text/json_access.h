@@ -32,8 +32,7 @@ inline absl::StatusOr<std::string> JsonString(const nlohmann::json& object, cons
 }
 
 // Absent and null mean `fallback`.
-inline absl::StatusOr<bool> JsonBool(const nlohmann::json& object, const char* key, bool fallback,
-                                     const std::string& where) {
+inline absl::StatusOr<bool> JsonBool(const nlohmann::json& object, const char* key, bool fallback, const std::string& where) {
   const nlohmann::json& member = JsonMember(object, key);
   if (member.is_null()) return fallback;
   if (!member.is_boolean()) return JsonTypeError(absl::StrCat(where, ".", key), "true or false", member);

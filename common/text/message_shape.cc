@@ -16,9 +16,7 @@ using Json = nlohmann::ordered_json;
 // Words that no template contains.
 constexpr std::string_view kFirstWord = "Zq7first", kSecondWord = "Zq7second";
 
-bool Has(const std::optional<std::string>& text, std::string_view word) {
-  return text.has_value() && text->find(word) != std::string::npos;
-}
+bool Has(const std::optional<std::string>& text, std::string_view word) { return text.has_value() && text->find(word) != std::string::npos; }
 
 class Prober {
  public:
@@ -27,19 +25,14 @@ class Prober {
   MessageShape Run() {
     MessageShape shape;
     AskAboutToolCalls(shape);
-    for (const char* role : {"system", "user", "assistant", "tool"})
-      shape.content_by_role[role] = AskAboutContent(role);
+    for (const char* role : {"system", "user", "assistant", "tool"}) shape.content_by_role[role] = AskAboutContent(role);
     shape.content_by_role["developer"] = shape.content_by_role["system"];
     return shape;
   }
 
  private:
   std::optional<std::string> Render(Json messages) const {
-    Json context = {{"messages", std::move(messages)},
-                    {"add_generation_prompt", true},
-                    {"bos_token", ""},
-                    {"eos_token", ""},
-                    {"tools", nullptr}};
+    Json context = {{"messages", std::move(messages)}, {"add_generation_prompt", true}, {"bos_token", ""}, {"eos_token", ""}, {"tools", nullptr}};
     absl::StatusOr<std::string> text = render_(context);
     return text.ok() ? std::optional<std::string>(*std::move(text)) : std::nullopt;
   }
@@ -52,18 +45,13 @@ class Prober {
     return {{"role", "assistant"}, {"content", content}, {"tool_calls", Json::array({Call(arguments)})}};
   }
   static Json Message(std::string_view role, const Json& content) { return {{"role", role}, {"content", content}}; }
-  static Json Result(const Json& content) {
-    return {{"role", "tool"}, {"tool_call_id", "abcdefghi"}, {"name", "probe"}, {"content", content}};
-  }
+  static Json Result(const Json& content) { return {{"role", "tool"}, {"tool_call_id", "abcdefghi"}, {"name", "probe"}, {"content", content}}; }
 
   // Both words, not as Python writes a dict and not inside a JSON string.
   static bool PrintsObject(const std::optional<std::string>& text) {
-    return Has(text, kFirstWord) && Has(text, kSecondWord) &&
-           !Has(text, jinja::Cat("'", kFirstWord, "': '", kSecondWord));
+    return Has(text, kFirstWord) && Has(text, kSecondWord) && !Has(text, jinja::Cat("'", kFirstWord, "': '", kSecondWord));
   }
-  static bool PrintsText(const std::optional<std::string>& text) {
-    return Has(text, jinja::Cat("{\"", kFirstWord, "\": \"", kSecondWord, "\"}"));
-  }
+  static bool PrintsText(const std::optional<std::string>& text) { return Has(text, jinja::Cat("{\"", kFirstWord, "\": \"", kSecondWord, "\"}")); }
 
   void AskAboutToolCalls(MessageShape& shape) {
     const Json object = {{std::string(kFirstWord), std::string(kSecondWord)}};
@@ -84,8 +72,7 @@ class Prober {
         as_text = as_text || text_read;
       }
       if (!as_object && !as_text) continue;
-      if (as_object != as_text)
-        shape.arguments = as_object ? MessageShape::Arguments::kObject : MessageShape::Arguments::kText;
+      if (as_object != as_text) shape.arguments = as_object ? MessageShape::Arguments::kObject : MessageShape::Arguments::kText;
       break;
     }
     if (reads[0] != reads[1]) {
@@ -114,8 +101,7 @@ class Prober {
     const std::optional<std::string> from_parts = ask(Json::array({part(kFirstWord), part(kSecondWord)}));
     MessageShape::Content content;
     // A list printed as Python or JSON writes it is no reading of its parts.
-    content.takes_parts = Has(from_parts, kFirstWord) && Has(from_parts, kSecondWord) &&
-                          !Has(from_parts, jinja::Cat("'text': '", kFirstWord)) &&
+    content.takes_parts = Has(from_parts, kFirstWord) && Has(from_parts, kSecondWord) && !Has(from_parts, jinja::Cat("'text': '", kFirstWord)) &&
                           !Has(from_parts, jinja::Cat("\"text\": \"", kFirstWord));
     content.takes_text = Has(from_text, kFirstWord) || !content.takes_parts;
     return content;
@@ -133,10 +119,8 @@ absl::StatusOr<std::string> PartText(const Json& part, std::string_view place) {
   const std::string name = type != part.end() && type->is_string() ? type->get<std::string>() : "";
   const bool refusal = name == "refusal";
   if (name != "text" && name != "input_text" && name != "output_text" && !refusal) {
-    if (name.empty())
-      return absl::InvalidArgumentError(jinja::Cat(place, ".type: a content part needs a type, for instance \"text\""));
-    return absl::InvalidArgumentError(
-        jinja::Cat(place, ": content parts of type \"", name, "\" are not supported: this model reads text only"));
+    if (name.empty()) return absl::InvalidArgumentError(jinja::Cat(place, ".type: a content part needs a type, for instance \"text\""));
+    return absl::InvalidArgumentError(jinja::Cat(place, ": content parts of type \"", name, "\" are not supported: this model reads text only"));
   }
   const char* key = refusal ? "refusal" : "text";
   const auto text = part.find(key);
@@ -199,9 +183,7 @@ absl::Status FitToolCalls(Json& calls, const MessageShape& shape, std::string_vi
 
 }  // namespace
 
-MessageShape ProbeMessageShape(const RenderFunction& render) {
-  return Prober(render).Run();
-}
+MessageShape ProbeMessageShape(const RenderFunction& render) { return Prober(render).Run(); }
 
 absl::StatusOr<Json> FitMessages(const Json& messages, const MessageShape& shape) {
   if (!messages.is_array()) return absl::InvalidArgumentError("messages: expected a list");
@@ -216,8 +198,7 @@ absl::StatusOr<Json> FitMessages(const Json& messages, const MessageShape& shape
       return absl::InvalidArgumentError(jinja::Cat(place, ".role: expected a string such as \"user\""));
     }
     const auto taken = shape.content_by_role.find(role->get_ref<const std::string&>());
-    const MessageShape::Content content_shape =
-        taken == shape.content_by_role.end() ? MessageShape::Content() : taken->second;
+    const MessageShape::Content content_shape = taken == shape.content_by_role.end() ? MessageShape::Content() : taken->second;
 
     const auto calls = message.find("tool_calls");
     if (calls != message.end() && !calls->is_null() && !calls->is_array()) {
@@ -234,12 +215,10 @@ absl::StatusOr<Json> FitMessages(const Json& messages, const MessageShape& shape
       *content = std::move(fit);
     }
     const auto now = message.find("content");
-    const bool none =
-        now == message.end() || now->is_null() || (now->is_string() && now->get_ref<const std::string&>().empty());
+    const bool none = now == message.end() || now->is_null() || (now->is_string() && now->get_ref<const std::string&>().empty());
     if (none && calling && shape.calling_content == MessageShape::EmptyContent::kNull) {
       message["content"] = nullptr;
-    } else if (none &&
-               (!calling || now == message.end() || shape.calling_content == MessageShape::EmptyContent::kEmptyText)) {
+    } else if (none && (!calling || now == message.end() || shape.calling_content == MessageShape::EmptyContent::kEmptyText)) {
       message["content"] = "";
     }
   }

@@ -68,9 +68,7 @@ struct ReplaceStep : Step {
 
 struct PrependStep : Step {
   explicit PrependStep(std::string p) : prefix(std::move(p)) {}
-  absl::StatusOr<std::string> Apply(std::string_view text) const override {
-    return text.empty() ? std::string() : prefix + std::string(text);
-  }
+  absl::StatusOr<std::string> Apply(std::string_view text) const override { return text.empty() ? std::string() : prefix + std::string(text); }
   std::string prefix;
 };
 
@@ -93,8 +91,7 @@ struct StripStep : Step {
   bool right;
 };
 
-absl::Status ParseStep(const nlohmann::json& spec, const std::string& where, int depth,
-                       std::vector<std::unique_ptr<Step>>* steps) {
+absl::Status ParseStep(const nlohmann::json& spec, const std::string& where, int depth, std::vector<std::unique_ptr<Step>>* steps) {
   if (depth > kSequenceDepthMax) return absl::InvalidArgumentError(absl::StrCat(where, ": sequences nest too deeply"));
   ASSIGN_OR_RETURN(const std::string type, JsonString(spec, "type", where));
   if (type == "Sequence") {
@@ -127,8 +124,7 @@ absl::Status ParseStep(const nlohmann::json& spec, const std::string& where, int
     steps->push_back(std::make_unique<StripStep>(left, right));
   } else {
     return absl::InvalidArgumentError(absl::StrCat(
-        where, ".type: \"", type,
-        "\" is not supported; supported are NFC, NFD, NFKC, NFKD, Lowercase, Replace, Prepend, Strip and Sequence"));
+        where, ".type: \"", type, "\" is not supported; supported are NFC, NFD, NFKC, NFKD, Lowercase, Replace, Prepend, Strip and Sequence"));
   }
   return absl::OkStatus();
 }

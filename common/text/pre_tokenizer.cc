@@ -15,8 +15,7 @@ namespace {
 constexpr int kSequenceDepthMax = 16;
 
 // GPT-2's split, which ByteLevel does by itself unless use_regex is false.
-constexpr std::string_view kByteLevelPattern =
-    R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
+constexpr std::string_view kByteLevelPattern = R"('s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+)";
 
 struct Part {
   ByteRange range;
@@ -30,14 +29,12 @@ absl::StatusOr<PreTokenizer> PreTokenizer::Parse(const nlohmann::json& spec) {
   if (spec.is_null()) return pre_tokenizer;
   RETURN_IF_ERROR(pre_tokenizer.ParseStep(spec, "pre_tokenizer", 0));
   // Spelling bytes costs time and only matters to splits that come after it.
-  while (!pre_tokenizer.steps_.empty() && pre_tokenizer.steps_.back().kind == Step::Kind::kSpellBytes)
-    pre_tokenizer.steps_.pop_back();
+  while (!pre_tokenizer.steps_.empty() && pre_tokenizer.steps_.back().kind == Step::Kind::kSpellBytes) pre_tokenizer.steps_.pop_back();
   for (const Step& step : pre_tokenizer.steps_) pre_tokenizer.spelled_ |= step.kind == Step::Kind::kSpellBytes;
   return pre_tokenizer;
 }
 
-absl::StatusOr<PreTokenizer::Behavior> PreTokenizer::ParseBehavior(const nlohmann::json& spec, const char* fallback,
-                                                                   const std::string& where) {
+absl::StatusOr<PreTokenizer::Behavior> PreTokenizer::ParseBehavior(const nlohmann::json& spec, const char* fallback, const std::string& where) {
   std::string name = fallback;
   if (!JsonMember(spec, "behavior").is_null()) {
     ASSIGN_OR_RETURN(name, JsonString(spec, "behavior", where));
@@ -48,8 +45,7 @@ absl::StatusOr<PreTokenizer::Behavior> PreTokenizer::ParseBehavior(const nlohman
   if (name == "MergedWithNext") return Behavior::kMergedWithNext;
   if (name == "Contiguous") return Behavior::kContiguous;
   return absl::InvalidArgumentError(
-      absl::StrCat(where, ".behavior: \"", name,
-                   "\" is not known; known are Isolated, Removed, MergedWithPrevious, MergedWithNext and Contiguous"));
+      absl::StrCat(where, ".behavior: \"", name, "\" is not known; known are Isolated, Removed, MergedWithPrevious, MergedWithNext and Contiguous"));
 }
 
 absl::Status PreTokenizer::AddSplit(absl::StatusOr<Regex> pattern, Behavior behavior, bool invert) {
@@ -77,8 +73,7 @@ absl::Status PreTokenizer::ParseStep(const nlohmann::json& spec, const std::stri
     return AddSplit(ParsePattern(JsonMember(spec, "pattern"), absl::StrCat(where, ".pattern")), behavior, invert);
   }
   if (type == "ByteLevel") {
-    if (byte_level_)
-      return absl::InvalidArgumentError(absl::StrCat(where, ": ByteLevel a second time; one is supported"));
+    if (byte_level_) return absl::InvalidArgumentError(absl::StrCat(where, ": ByteLevel a second time; one is supported"));
     byte_level_ = true;
     ASSIGN_OR_RETURN(const bool add_prefix_space, JsonBool(spec, "add_prefix_space", true, where));
     ASSIGN_OR_RETURN(const bool use_regex, JsonBool(spec, "use_regex", true, where));
@@ -129,8 +124,7 @@ void PreTokenizer::AddPieces(const SplitStep& step, std::string_view text, const
   std::vector<ByteRange> ranges;
   bool previous_match = false;
   switch (step.behavior) {
-    case Behavior::kIsolated:
-      break;
+    case Behavior::kIsolated: break;
     case Behavior::kRemoved:
       for (const Part& part : parts) {
         if (!part.is_match) ranges.push_back(part.range);

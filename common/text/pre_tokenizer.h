@@ -43,12 +43,10 @@ class PreTokenizer {
     std::vector<SplitStep> split;  // one, or none
   };
 
-  static absl::StatusOr<Behavior> ParseBehavior(const nlohmann::json& spec, const char* fallback,
-                                                const std::string& where);
+  static absl::StatusOr<Behavior> ParseBehavior(const nlohmann::json& spec, const char* fallback, const std::string& where);
   absl::Status ParseStep(const nlohmann::json& spec, const std::string& where, int depth);
   absl::Status AddSplit(absl::StatusOr<Regex> pattern, Behavior behavior, bool invert);
-  static void AddPieces(const SplitStep& step, std::string_view text, const std::vector<ByteRange>& matches,
-                        std::vector<std::string_view>* out);
+  static void AddPieces(const SplitStep& step, std::string_view text, const std::vector<ByteRange>& matches, std::vector<std::string_view>* out);
 
   std::vector<Step> steps_;
   bool byte_level_ = false;

@@ -87,8 +87,7 @@ absl::StatusOr<Regex> Regex::Literal(std::string_view literal) {
 
 absl::StatusOr<Regex> Regex::CompilePcre(std::string_view pcre_pattern, std::string_view shown) {
   if (pcre_pattern.size() > kPatternBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("pattern of ", pcre_pattern.size(), " bytes; at most ", kPatternBytesMax, " are read"));
+    return absl::InvalidArgumentError(absl::StrCat("pattern of ", pcre_pattern.size(), " bytes; at most ", kPatternBytesMax, " are read"));
   }
   pcre2_compile_context* context = pcre2_compile_context_create(nullptr);
   if (context == nullptr) return absl::ResourceExhaustedError("no memory for a pattern");
@@ -98,12 +97,10 @@ absl::StatusOr<Regex> Regex::CompilePcre(std::string_view pcre_pattern, std::str
   PCRE2_SIZE error_offset = 0;
   // MULTILINE: in Ruby's syntax ^ and $ always mean lines.
   impl->code = pcre2_compile(reinterpret_cast<PCRE2_SPTR>(pcre_pattern.data()), pcre_pattern.size(),
-                             PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error_code,
-                             &error_offset, context);
+                             PCRE2_UTF | PCRE2_UCP | PCRE2_MULTILINE | PCRE2_NEVER_BACKSLASH_C, &error_code, &error_offset, context);
   pcre2_compile_context_free(context);
   if (impl->code == nullptr) {
-    return absl::InvalidArgumentError(absl::StrCat("pattern ", Sv(shown), " (read as ", Sv(pcre_pattern),
-                                                   "): ", PcreMessage(error_code), " at byte ",
+    return absl::InvalidArgumentError(absl::StrCat("pattern ", Sv(shown), " (read as ", Sv(pcre_pattern), "): ", PcreMessage(error_code), " at byte ",
                                                    static_cast<size_t>(error_offset), " of the latter"));
   }
   impl->jit = pcre2_jit_compile(impl->code, PCRE2_JIT_COMPLETE) == 0;
@@ -112,8 +109,7 @@ absl::StatusOr<Regex> Regex::CompilePcre(std::string_view pcre_pattern, std::str
 
 absl::Status Regex::FindAll(std::string_view text, std::vector<ByteRange>* matches) const {
   thread_local MatchState state;
-  if (state.data == nullptr || state.context == nullptr)
-    return absl::ResourceExhaustedError("no memory to match a pattern");
+  if (state.data == nullptr || state.context == nullptr) return absl::ResourceExhaustedError("no memory to match a pattern");
   const PCRE2_SIZE* const ovector = pcre2_get_ovector_pointer(state.data);
   const auto* const subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   size_t offset = 0;
@@ -121,14 +117,12 @@ absl::Status Regex::FindAll(std::string_view text, std::vector<ByteRange>* match
     int rc = PCRE2_ERROR_JIT_STACKLIMIT;
     if (impl_->jit) rc = pcre2_jit_match(impl_->code, subject, text.size(), offset, 0, state.data, state.context);
     if (rc == PCRE2_ERROR_JIT_STACKLIMIT || rc == PCRE2_ERROR_MATCHLIMIT) {
-      rc = pcre2_match(impl_->code, subject, text.size(), offset, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, state.data,
-                       state.context);
+      rc = pcre2_match(impl_->code, subject, text.size(), offset, PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, state.data, state.context);
     }
     if (rc == PCRE2_ERROR_NOMATCH) break;
     if (rc < 0) {
-      return absl::ResourceExhaustedError(absl::StrCat("the tokenizer's split pattern gave up on a text of ",
-                                                       text.size(), " bytes at byte ", offset, " (", PcreMessage(rc),
-                                                       "); send the text in smaller parts"));
+      return absl::ResourceExhaustedError(absl::StrCat("the tokenizer's split pattern gave up on a text of ", text.size(), " bytes at byte ", offset,
+                                                       " (", PcreMessage(rc), "); send the text in smaller parts"));
     }
     matches->push_back({ovector[0], ovector[1]});
     offset = ovector[1];

@@ -44,69 +44,68 @@ struct CharacterSet {
 // The PCRE2 name of a property. A bare script name means script *extensions* in PCRE2 and the script itself in
 // Oniguruma.
 std::string PropertyName(std::string_view name) {
-  static const auto* const kNames =
-      new absl::flat_hash_map<std::string, std::string>{{"any", "Any"},
-                                                        {"letter", "L"},
-                                                        {"lowercaseletter", "Ll"},
-                                                        {"uppercaseletter", "Lu"},
-                                                        {"titlecaseletter", "Lt"},
-                                                        {"casedletter", "L&"},
-                                                        {"modifierletter", "Lm"},
-                                                        {"otherletter", "Lo"},
-                                                        {"mark", "M"},
-                                                        {"combiningmark", "M"},
-                                                        {"nonspacingmark", "Mn"},
-                                                        {"spacingmark", "Mc"},
-                                                        {"enclosingmark", "Me"},
-                                                        {"number", "N"},
-                                                        {"decimalnumber", "Nd"},
-                                                        {"digit", "Nd"},
-                                                        {"letternumber", "Nl"},
-                                                        {"othernumber", "No"},
-                                                        {"punctuation", "P"},
-                                                        {"connectorpunctuation", "Pc"},
-                                                        {"dashpunctuation", "Pd"},
-                                                        {"openpunctuation", "Ps"},
-                                                        {"closepunctuation", "Pe"},
-                                                        {"initialpunctuation", "Pi"},
-                                                        {"finalpunctuation", "Pf"},
-                                                        {"otherpunctuation", "Po"},
-                                                        {"symbol", "S"},
-                                                        {"mathsymbol", "Sm"},
-                                                        {"currencysymbol", "Sc"},
-                                                        {"modifiersymbol", "Sk"},
-                                                        {"othersymbol", "So"},
-                                                        {"separator", "Z"},
-                                                        {"spaceseparator", "Zs"},
-                                                        {"lineseparator", "Zl"},
-                                                        {"paragraphseparator", "Zp"},
-                                                        {"other", "C"},
-                                                        {"control", "Cc"},
-                                                        {"format", "Cf"},
-                                                        {"surrogate", "Cs"},
-                                                        {"privateuse", "Co"},
-                                                        {"unassigned", "Cn"},
-                                                        {"space", "White_Space"},
-                                                        {"whitespace", "White_Space"},
-                                                        {"alpha", "Alphabetic"},
-                                                        {"alphabetic", "Alphabetic"},
-                                                        {"punct", "P"},
-                                                        {"upper", "Uppercase"},
-                                                        {"uppercase", "Uppercase"},
-                                                        {"lower", "Lowercase"},
-                                                        {"lowercase", "Lowercase"},
-                                                        {"ideographic", "Ideographic"},
-                                                        {"emoji", "Emoji"},
-                                                        {"emojipresentation", "Emoji_Presentation"},
-                                                        {"emojimodifier", "Emoji_Modifier"},
-                                                        {"extendedpictographic", "Extended_Pictographic"},
-                                                        {"variationselector", "Variation_Selector"},
-                                                        {"math", "Math"},
-                                                        {"hexdigit", "Hex_Digit"},
-                                                        {"diacritic", "Diacritic"},
-                                                        {"dash", "Dash"},
-                                                        {"lc", "L&"},
-                                                        {"l&", "L&"}};
+  static const auto* const kNames = new absl::flat_hash_map<std::string, std::string>{{"any", "Any"},
+                                                                                      {"letter", "L"},
+                                                                                      {"lowercaseletter", "Ll"},
+                                                                                      {"uppercaseletter", "Lu"},
+                                                                                      {"titlecaseletter", "Lt"},
+                                                                                      {"casedletter", "L&"},
+                                                                                      {"modifierletter", "Lm"},
+                                                                                      {"otherletter", "Lo"},
+                                                                                      {"mark", "M"},
+                                                                                      {"combiningmark", "M"},
+                                                                                      {"nonspacingmark", "Mn"},
+                                                                                      {"spacingmark", "Mc"},
+                                                                                      {"enclosingmark", "Me"},
+                                                                                      {"number", "N"},
+                                                                                      {"decimalnumber", "Nd"},
+                                                                                      {"digit", "Nd"},
+                                                                                      {"letternumber", "Nl"},
+                                                                                      {"othernumber", "No"},
+                                                                                      {"punctuation", "P"},
+                                                                                      {"connectorpunctuation", "Pc"},
+                                                                                      {"dashpunctuation", "Pd"},
+                                                                                      {"openpunctuation", "Ps"},
+                                                                                      {"closepunctuation", "Pe"},
+                                                                                      {"initialpunctuation", "Pi"},
+                                                                                      {"finalpunctuation", "Pf"},
+                                                                                      {"otherpunctuation", "Po"},
+                                                                                      {"symbol", "S"},
+                                                                                      {"mathsymbol", "Sm"},
+                                                                                      {"currencysymbol", "Sc"},
+                                                                                      {"modifiersymbol", "Sk"},
+                                                                                      {"othersymbol", "So"},
+                                                                                      {"separator", "Z"},
+                                                                                      {"spaceseparator", "Zs"},
+                                                                                      {"lineseparator", "Zl"},
+                                                                                      {"paragraphseparator", "Zp"},
+                                                                                      {"other", "C"},
+                                                                                      {"control", "Cc"},
+                                                                                      {"format", "Cf"},
+                                                                                      {"surrogate", "Cs"},
+                                                                                      {"privateuse", "Co"},
+                                                                                      {"unassigned", "Cn"},
+                                                                                      {"space", "White_Space"},
+                                                                                      {"whitespace", "White_Space"},
+                                                                                      {"alpha", "Alphabetic"},
+                                                                                      {"alphabetic", "Alphabetic"},
+                                                                                      {"punct", "P"},
+                                                                                      {"upper", "Uppercase"},
+                                                                                      {"uppercase", "Uppercase"},
+                                                                                      {"lower", "Lowercase"},
+                                                                                      {"lowercase", "Lowercase"},
+                                                                                      {"ideographic", "Ideographic"},
+                                                                                      {"emoji", "Emoji"},
+                                                                                      {"emojipresentation", "Emoji_Presentation"},
+                                                                                      {"emojimodifier", "Emoji_Modifier"},
+                                                                                      {"extendedpictographic", "Extended_Pictographic"},
+                                                                                      {"variationselector", "Variation_Selector"},
+                                                                                      {"math", "Math"},
+                                                                                      {"hexdigit", "Hex_Digit"},
+                                                                                      {"diacritic", "Diacritic"},
+                                                                                      {"dash", "Dash"},
+                                                                                      {"lc", "L&"},
+                                                                                      {"l&", "L&"}};
   std::string plain;
   for (const char c : name) {
     if (c != ' ' && c != '_' && c != '-') plain.push_back(absl::ascii_tolower(c));
@@ -165,8 +164,7 @@ class Translator {
         out += set.Pattern();
       } else if (c == '(') {
         CopyGroupStart(&out);
-      } else if (c == '{' && position_ + 2 < pattern_.size() && pattern_[position_ + 1] == ',' &&
-                 absl::ascii_isdigit(pattern_[position_ + 2])) {
+      } else if (c == '{' && position_ + 2 < pattern_.size() && pattern_[position_ + 1] == ',' && absl::ascii_isdigit(pattern_[position_ + 2])) {
         out += "{0,";
         position_ += 2;
       } else {
@@ -189,9 +187,7 @@ class Translator {
     size_t end = position_ + 1;
     if (end < pattern_.size() && pattern_[end] == '?') {
       ++end;
-      while (end < pattern_.size() &&
-             (pattern_[end] == 'i' || pattern_[end] == 'm' || pattern_[end] == 'x' || pattern_[end] == '-'))
-        ++end;
+      while (end < pattern_.size() && (pattern_[end] == 'i' || pattern_[end] == 'm' || pattern_[end] == 'x' || pattern_[end] == '-')) ++end;
       if (end < pattern_.size() && (pattern_[end] == ':' || pattern_[end] == ')')) {
         std::string flags(pattern_.substr(position_, end - position_));
         std::replace(flags.begin(), flags.end(), 'm', 's');
@@ -208,24 +204,14 @@ class Translator {
     const char c = position_ + 1 < pattern_.size() ? pattern_[position_ + 1] : '\0';
     position_ += 2;
     switch (c) {
-      case 's':
-        return set->AddItems("\\p{White_Space}");
-      case 'S':
-        return set->AddItems("\\P{White_Space}");
-      case 'd':
-        return set->AddItems("\\p{Nd}");
-      case 'D':
-        return set->AddItems("\\P{Nd}");
-      case 'w':
-        return set->AddItems(kWordItems);
-      case 'W':
-        set->alternatives.push_back(absl::StrCat("[^", kWordItems, "]"));
-        return;
-      case 'h':
-        return set->AddItems(kHexItems);
-      case 'H':
-        set->alternatives.push_back(absl::StrCat("[^", kHexItems, "]"));
-        return;
+      case 's': return set->AddItems("\\p{White_Space}");
+      case 'S': return set->AddItems("\\P{White_Space}");
+      case 'd': return set->AddItems("\\p{Nd}");
+      case 'D': return set->AddItems("\\P{Nd}");
+      case 'w': return set->AddItems(kWordItems);
+      case 'W': set->alternatives.push_back(absl::StrCat("[^", kWordItems, "]")); return;
+      case 'h': return set->AddItems(kHexItems);
+      case 'H': set->alternatives.push_back(absl::StrCat("[^", kHexItems, "]")); return;
       case 'p':
       case 'P': {
         if (position_ >= pattern_.size() || pattern_[position_] != '{') break;
@@ -245,9 +231,7 @@ class Translator {
         }
         return set->AddItems(absl::StrCat(negated ? "\\P{" : "\\p{", PropertyName(name), "}"));
       }
-      case 'v':
-        *other = "\\x0b";
-        return;
+      case 'v': *other = "\\x0b"; return;
       case 'u':
         if (position_ + 4 <= pattern_.size()) {
           *other = absl::StrCat("\\x{", Sv(pattern_.substr(position_, 4)), "}");
@@ -255,8 +239,7 @@ class Translator {
           return;
         }
         break;
-      default:
-        break;
+      default: break;
     }
     position_ = std::min(position_, pattern_.size());
     *other = c == '\0' ? "\\" : absl::StrCat("\\", std::string(1, c));
@@ -289,8 +272,7 @@ class Translator {
       } else if (pattern_.substr(position_, 2) == "&&") {
         operands.emplace_back();
         position_ += 2;
-      } else if (const size_t close = pattern_.find(":]", position_);
-                 pattern_.substr(position_, 2) == "[:" && close != std::string_view::npos) {
+      } else if (const size_t close = pattern_.find(":]", position_); pattern_.substr(position_, 2) == "[:" && close != std::string_view::npos) {
         set.AddItems(PosixItems(pattern_.substr(position_ + 2, close - position_ - 2)));
         position_ = close + 2;
       } else if (c == '[') {
@@ -323,8 +305,6 @@ class Translator {
 
 }  // namespace
 
-absl::StatusOr<std::string> PcreFromOniguruma(std::string_view pattern) {
-  return Translator(pattern).Run();
-}
+absl::StatusOr<std::string> PcreFromOniguruma(std::string_view pattern) { return Translator(pattern).Run(); }
 
 }  // namespace hearth

@@ -21,13 +21,11 @@ absl::Status ParseTemplate(const nlohmann::json& spec, const std::string& where,
   bool seen_text = false;
   for (const nlohmann::json& part : single) {
     if (part.is_object() && part.contains("Sequence")) {
-      if (seen_text)
-        return absl::InvalidArgumentError(absl::StrCat(where, ".single: names the text twice; once is supported"));
+      if (seen_text) return absl::InvalidArgumentError(absl::StrCat(where, ".single: names the text twice; once is supported"));
       seen_text = true;
       continue;
     }
-    absl::StatusOr<std::string> name =
-        JsonString(JsonMember(part, "SpecialToken"), "id", absl::StrCat(where, ".single[].SpecialToken"));
+    absl::StatusOr<std::string> name = JsonString(JsonMember(part, "SpecialToken"), "id", absl::StrCat(where, ".single[].SpecialToken"));
     if (!name.ok()) return name.status();
     const nlohmann::json& ids = JsonMember(JsonMember(tokens, name->c_str()), "ids");
     const std::string ids_where = absl::StrCat(where, ".special_tokens.", *name, ".ids");
@@ -57,8 +55,8 @@ absl::Status ParseProcessor(const nlohmann::json& spec, const std::string& where
     }
     return absl::OkStatus();
   }
-  return absl::InvalidArgumentError(absl::StrCat(
-      where, ".type: \"", type, "\" is not supported; supported are TemplateProcessing, ByteLevel and Sequence"));
+  return absl::InvalidArgumentError(
+      absl::StrCat(where, ".type: \"", type, "\" is not supported; supported are TemplateProcessing, ByteLevel and Sequence"));
 }
 
 }  // namespace

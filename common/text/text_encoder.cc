@@ -14,18 +14,14 @@ constexpr size_t kCachedPieceBytesMax = 32;
 
 std::vector<TrustRun> RunsWithin(const std::vector<TrustRun>& runs, ByteRange segment) {
   std::vector<TrustRun> within;
-  auto run =
-      std::partition_point(runs.begin(), runs.end(), [&](const TrustRun& r) { return r.range.end <= segment.begin; });
+  auto run = std::partition_point(runs.begin(), runs.end(), [&](const TrustRun& r) { return r.range.end <= segment.begin; });
   for (; run != runs.end() && run->range.begin < segment.end; ++run) {
-    within.push_back(
-        {{std::max(run->range.begin, segment.begin), std::min(run->range.end, segment.end)}, run->parse_special});
+    within.push_back({{std::max(run->range.begin, segment.begin), std::min(run->range.end, segment.end)}, run->parse_special});
   }
   return within;
 }
 
-std::string_view Cut(std::string_view text, ByteRange range) {
-  return text.substr(range.begin, range.end - range.begin);
-}
+std::string_view Cut(std::string_view text, ByteRange range) { return text.substr(range.begin, range.end - range.begin); }
 
 }  // namespace
 
@@ -41,8 +37,7 @@ struct TextEncoder::Call {
   absl::flat_hash_map<absl::string_view, Span> cache;  // piece -> where its ids already stand in *ids
 };
 
-absl::StatusOr<std::unique_ptr<TextEncoder>> TextEncoder::Build(Normalizer normalizer, PreTokenizer pre_tokenizer,
-                                                                std::unique_ptr<Bpe> bpe,
+absl::StatusOr<std::unique_ptr<TextEncoder>> TextEncoder::Build(Normalizer normalizer, PreTokenizer pre_tokenizer, std::unique_ptr<Bpe> bpe,
                                                                 const std::vector<AddedTokenRule>& rules) {
   std::vector<AddedTokenRule> raw_rules;
   std::vector<AddedTokenRule> normalized_rules;
@@ -58,15 +53,13 @@ absl::StatusOr<std::unique_ptr<TextEncoder>> TextEncoder::Build(Normalizer norma
       raw_patterns.push_back(rule.content);
     }
   }
-  std::unique_ptr<TextEncoder> encoder(
-      new TextEncoder(std::move(normalizer), std::move(pre_tokenizer), std::move(bpe)));
+  std::unique_ptr<TextEncoder> encoder(new TextEncoder(std::move(normalizer), std::move(pre_tokenizer), std::move(bpe)));
   encoder->raw_tokens_ = AddedTokenMatcher::Build(raw_rules, raw_patterns);
   encoder->normalized_tokens_ = AddedTokenMatcher::Build(normalized_rules, normalized_patterns);
   return encoder;
 }
 
-absl::Status TextEncoder::Encode(std::string_view text, const std::vector<TrustRun>& runs,
-                                 std::vector<int32_t>* ids) const {
+absl::Status TextEncoder::Encode(std::string_view text, const std::vector<TrustRun>& runs, std::vector<int32_t>* ids) const {
   Call call;
   call.ids = ids;
   call.use_cache = text.size() >= kCachedTextBytesMin;
@@ -83,20 +76,17 @@ absl::Status TextEncoder::Encode(std::string_view text, const std::vector<TrustR
   return EncodeBetween(text, {done, text.size()}, runs, &call);
 }
 
-absl::Status TextEncoder::EncodeBetween(std::string_view text, ByteRange segment, const std::vector<TrustRun>& runs,
-                                        Call* call) const {
+absl::Status TextEncoder::EncodeBetween(std::string_view text, ByteRange segment, const std::vector<TrustRun>& runs, Call* call) const {
   if (segment.begin >= segment.end) return absl::OkStatus();
   const std::vector<TrustRun> within = RunsWithin(runs, segment);
-  const bool any_trusted =
-      std::any_of(within.begin(), within.end(), [](const TrustRun& run) { return run.parse_special; });
+  const bool any_trusted = std::any_of(within.begin(), within.end(), [](const TrustRun& run) { return run.parse_special; });
   const bool mixed = within.size() > 1;
   std::vector<AddedTokenMatch> matches;
 
   std::string_view normalized = Cut(text, segment);
   if (normalizer_.is_identity()) {
     for (const TrustRun& run : within) {
-      if (run.parse_special)
-        normalized_tokens_.Find(normalized, {run.range.begin - segment.begin, run.range.end - segment.begin}, &matches);
+      if (run.parse_special) normalized_tokens_.Find(normalized, {run.range.begin - segment.begin, run.range.end - segment.begin}, &matches);
     }
     return EncodeNormalized(normalized, matches, call);
   }
@@ -118,8 +108,7 @@ absl::Status TextEncoder::EncodeBetween(std::string_view text, ByteRange segment
   return EncodeNormalized(normalized, matches, call);
 }
 
-absl::Status TextEncoder::EncodeNormalized(std::string_view text, const std::vector<AddedTokenMatch>& matches,
-                                           Call* call) const {
+absl::Status TextEncoder::EncodeNormalized(std::string_view text, const std::vector<AddedTokenMatch>& matches, Call* call) const {
   size_t done = 0;
   for (const AddedTokenMatch& match : matches) {
     RETURN_IF_ERROR(EncodePieces(Cut(text, {done, match.range.begin}), call));

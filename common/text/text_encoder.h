@@ -27,8 +27,7 @@ struct TrustRun {
 
 class TextEncoder {
  public:
-  static absl::StatusOr<std::unique_ptr<TextEncoder>> Build(Normalizer normalizer, PreTokenizer pre_tokenizer,
-                                                            std::unique_ptr<Bpe> bpe,
+  static absl::StatusOr<std::unique_ptr<TextEncoder>> Build(Normalizer normalizer, PreTokenizer pre_tokenizer, std::unique_ptr<Bpe> bpe,
                                                             const std::vector<AddedTokenRule>& rules);
 
   // Appends the ids of `text` (valid UTF-8), which `runs` cover.
@@ -43,8 +42,7 @@ class TextEncoder {
       : normalizer_(std::move(normalizer)), pre_tokenizer_(std::move(pre_tokenizer)), bpe_(std::move(bpe)) {}
 
   // Text between two added tokens that are looked for before normalisation.
-  absl::Status EncodeBetween(std::string_view text, ByteRange segment, const std::vector<TrustRun>& runs,
-                             Call* call) const;
+  absl::Status EncodeBetween(std::string_view text, ByteRange segment, const std::vector<TrustRun>& runs, Call* call) const;
   // Normalised text that lies in runs of one kind, or whose added tokens were found by the caller.
   absl::Status EncodeNormalized(std::string_view text, const std::vector<AddedTokenMatch>& matches, Call* call) const;
   absl::Status EncodePieces(std::string_view text, Call* call) const;

@@ -28,8 +28,7 @@ void StopMatcher::Accept(char byte) {
   uint64_t earliest_begun = seen_;  // where the longest unfinished match begins
   for (size_t i = 0; i < stops_.size(); ++i) {
     Stop& stop = stops_[i];
-    while (stop.matched_bytes > 0 && stop.text[stop.matched_bytes] != byte)
-      stop.matched_bytes = stop.fallback[stop.matched_bytes];
+    while (stop.matched_bytes > 0 && stop.text[stop.matched_bytes] != byte) stop.matched_bytes = stop.fallback[stop.matched_bytes];
     if (stop.text[stop.matched_bytes] == byte) ++stop.matched_bytes;
     if (stop.matched_bytes == stop.text.size()) {
       const uint64_t begin = seen_ - stop.text.size();
@@ -64,8 +63,7 @@ bool StopMatcher::Finish() {
   return certain_;
 }
 
-TextStream::TextStream(const std::vector<std::string>& stops, const DecodeStyle& style)
-    : styler_(style), matcher_(stops) {}
+TextStream::TextStream(const std::vector<std::string>& stops, const DecodeStyle& style) : styler_(style), matcher_(stops) {}
 
 std::string TextStream::TakeCharacters(bool at_end) {
   std::string text;
@@ -90,8 +88,7 @@ std::string TextStream::Release(std::string_view text, bool at_end) {
   }
   size_t num_sent = static_cast<size_t>(end - pending_begin_);
   // A stop string of broken UTF-8 may begin inside a character, which then goes whole or not at all.
-  while (num_sent > 0 && num_sent < pending_.size() && (static_cast<unsigned char>(pending_[num_sent]) & 0xC0) == 0x80)
-    --num_sent;
+  while (num_sent > 0 && num_sent < pending_.size() && (static_cast<unsigned char>(pending_[num_sent]) & 0xC0) == 0x80) --num_sent;
   std::string sent = pending_.substr(0, num_sent);
   pending_.erase(0, num_sent);
   pending_begin_ += num_sent;

@@ -23,15 +23,13 @@ struct Result {
   std::vector<std::string> deltas;
 };
 
-Result StreamOf(const std::vector<std::string>& tokens, const std::vector<std::string>& stops,
-                const DecodeStyle& style = {}) {
+Result StreamOf(const std::vector<std::string>& tokens, const std::vector<std::string>& stops, const DecodeStyle& style = {}) {
   TextStream stream(stops, style);
   Result result;
   for (const std::string& token : tokens) result.deltas.push_back(stream.Push(token));
   result.deltas.push_back(stream.Finish());
   for (const std::string& delta : result.deltas) {
-    EXPECT_FALSE(FirstInvalidUtf8(delta).has_value())
-        << "a delta is not valid UTF-8: " << testing::PrintToString(delta);
+    EXPECT_FALSE(FirstInvalidUtf8(delta).has_value()) << "a delta is not valid UTF-8: " << testing::PrintToString(delta);
     result.text += delta;
   }
   result.matched = stream.matched();
@@ -113,8 +111,7 @@ TEST(TextStreamTest, StopStringsOverTokenEdges) {
       {{"", "J"}, "abcDEFGHI", "J"},
   };
   for (const Case& c : cases) {
-    for (const std::vector<std::string>& tokens :
-         {Bytes(text), {text}, {"abcDEFG", "HIJxyz"}, {"abcD", "", "EFGHIJ", "xyz"}}) {
+    for (const std::vector<std::string>& tokens : {Bytes(text), {text}, {"abcDEFG", "HIJxyz"}, {"abcD", "", "EFGHIJ", "xyz"}}) {
       const Result result = StreamOf(tokens, c.stops);
       EXPECT_EQ(result.text, c.text) << testing::PrintToString(c.stops);
       EXPECT_EQ(result.matched, c.matched) << testing::PrintToString(c.stops);
@@ -187,8 +184,7 @@ TEST(TextStreamTest, LongStopsCostNoMoreThanShortOnes) {
 TEST(TextStreamTest, CleanUpOfSpacesEqualsTheWholeText) {
   DecodeStyle style;
   style.clean_up_spaces = true;
-  EXPECT_EQ(StreamOf(Bytes("Hello , world ! I do n't know , it 's ' quoted ' ."), {}, style).text,
-            "Hello, world! I don't know, it's'quoted '.");
+  EXPECT_EQ(StreamOf(Bytes("Hello , world ! I do n't know , it 's ' quoted ' ."), {}, style).text, "Hello, world! I don't know, it's'quoted '.");
   EXPECT_EQ(StreamOf(Bytes(" . .  ."), {}, style).text, ".. .");
   // Matching looks at the text that is sent.
   EXPECT_EQ(StreamOf(Bytes("end . tail"), {"end."}, style).matched, "end.");

@@ -18,16 +18,14 @@ constexpr uint64_t kStripMax = 1 << 20;
 
 absl::StatusOr<int> StripCount(const nlohmann::json& spec, const char* key, const std::string& where) {
   const nlohmann::json& count = JsonMember(spec, key);
-  if (!count.is_number_unsigned() || count.get<uint64_t>() > kStripMax)
-    return JsonTypeError(absl::StrCat(where, ".", key), "a number from 0", count);
+  if (!count.is_number_unsigned() || count.get<uint64_t>() > kStripMax) return JsonTypeError(absl::StrCat(where, ".", key), "a number from 0", count);
   return static_cast<int>(count.get<uint64_t>());
 }
 
 // "<0x0A>" -> 0x0A
 std::optional<char> FallbackByte(std::string_view spelling) {
   int byte = 0;
-  if (spelling.size() != 6 || spelling.substr(0, 3) != "<0x" || spelling[5] != '>' ||
-      !absl::SimpleHexAtoi(Sv(spelling.substr(3, 2)), &byte))
+  if (spelling.size() != 6 || spelling.substr(0, 3) != "<0x" || spelling[5] != '>' || !absl::SimpleHexAtoi(Sv(spelling.substr(3, 2)), &byte))
     return std::nullopt;
   return static_cast<char>(byte);
 }
@@ -49,8 +47,7 @@ absl::Status TokenDecoder::ParseStep(const nlohmann::json& spec, const std::stri
   if (depth > kSequenceDepthMax) return absl::InvalidArgumentError(absl::StrCat(where, ": sequences nest too deeply"));
   ASSIGN_OR_RETURN(const std::string type, JsonString(spec, "type", where));
   const auto after_fuse = [&] {
-    return absl::InvalidArgumentError(
-        absl::StrCat(where, ": ", type, " after Fuse is not supported, only Strip of the beginning is"));
+    return absl::InvalidArgumentError(absl::StrCat(where, ": ", type, " after Fuse is not supported, only Strip of the beginning is"));
   };
   if (type == "Sequence") {
     const nlohmann::json& parts = JsonMember(spec, "decoders");
@@ -77,8 +74,7 @@ absl::Status TokenDecoder::ParseStep(const nlohmann::json& spec, const std::stri
     ASSIGN_OR_RETURN(strip.content, JsonString(spec, "content", where));
     ASSIGN_OR_RETURN(strip.num_left, StripCount(spec, "start", where));
     ASSIGN_OR_RETURN(strip.num_right, StripCount(spec, "stop", where));
-    if (strip.content.empty())
-      return absl::InvalidArgumentError(absl::StrCat(where, ".content is empty; it must be one character"));
+    if (strip.content.empty()) return absl::InvalidArgumentError(absl::StrCat(where, ".content is empty; it must be one character"));
     if (!fused_) {
       steps_.emplace_back(std::move(strip));
     } else if (strip.num_right > 0 || style_.strip_left_max > 0) {
@@ -89,8 +85,7 @@ absl::Status TokenDecoder::ParseStep(const nlohmann::json& spec, const std::stri
     }
   } else {
     return absl::InvalidArgumentError(
-        absl::StrCat(where, ".type: \"", type,
-                     "\" is not supported; supported are ByteLevel, Replace, ByteFallback, Fuse, Strip and Sequence"));
+        absl::StrCat(where, ".type: \"", type, "\" is not supported; supported are ByteLevel, Replace, ByteFallback, Fuse, Strip and Sequence"));
   }
   return absl::OkStatus();
 }
@@ -119,11 +114,9 @@ absl::StatusOr<std::string> TokenDecoder::Bytes(std::string_view spelling, bool 
       bytes = std::move(replaced);
     } else if (const auto* strip = std::get_if<StripStep>(&step)) {
       std::string_view rest = bytes;
-      for (int i = 0; i < strip->num_left && rest.substr(0, strip->content.size()) == strip->content; ++i)
-        rest.remove_prefix(strip->content.size());
-      for (int i = 0; i < strip->num_right && rest.size() >= strip->content.size() &&
-                      rest.substr(rest.size() - strip->content.size()) == strip->content;
-           ++i) {
+      for (int i = 0; i < strip->num_left && rest.substr(0, strip->content.size()) == strip->content; ++i) rest.remove_prefix(strip->content.size());
+      for (int i = 0;
+           i < strip->num_right && rest.size() >= strip->content.size() && rest.substr(rest.size() - strip->content.size()) == strip->content; ++i) {
         rest.remove_suffix(strip->content.size());
       }
       bytes = std::string(rest);

@@ -43,9 +43,8 @@ class TokenDecoder {
   };
   absl::Status ParseStep(const nlohmann::json& spec, const std::string& where, int depth);
 
-  std::vector<std::variant<ByteLevelStep, ByteFallbackStep, ReplaceStep, StripStep>>
-      steps_;           // for each token by itself
-  bool fused_ = false;  // what follows is done to the whole text
+  std::vector<std::variant<ByteLevelStep, ByteFallbackStep, ReplaceStep, StripStep>> steps_;  // for each token by itself
+  bool fused_ = false;                                                                        // what follows is done to the whole text
   DecodeStyle style_;
 };
 

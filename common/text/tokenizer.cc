@@ -28,8 +28,7 @@ class HfTokenizer : public Tokenizer {
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Parse(const nlohmann::json& json, TokenizerConfig config);
 
   absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options) const override;
-  absl::StatusOr<std::vector<int32_t>> EncodeSpans(const std::vector<TextSpan>& spans,
-                                                   bool add_special_tokens) const override;
+  absl::StatusOr<std::vector<int32_t>> EncodeSpans(const std::vector<TextSpan>& spans, bool add_special_tokens) const override;
   std::string_view TokenBytes(int32_t id) const override;
   bool IsSpecial(int32_t id) const override { return InRange(id) && tokens_[id].special; }
   std::string Decode(const std::vector<int32_t>& ids, bool skip_special) const override;
@@ -43,8 +42,7 @@ class HfTokenizer : public Tokenizer {
   std::string_view bos_text() const override { return bos_text_; }
   std::string_view eos_text() const override { return eos_text_; }
   bool add_bos() const override {
-    return bos_id_.has_value() &&
-           std::find(frame_.prefix.begin(), frame_.prefix.end(), *bos_id_) != frame_.prefix.end();
+    return bos_id_.has_value() && std::find(frame_.prefix.begin(), frame_.prefix.end(), *bos_id_) != frame_.prefix.end();
   }
   std::string_view chat_template() const override { return chat_template_; }
 
@@ -55,8 +53,7 @@ class HfTokenizer : public Tokenizer {
   };
 
   bool InRange(int32_t id) const { return id >= 0 && static_cast<size_t>(id) < tokens_.size(); }
-  absl::StatusOr<std::vector<int32_t>> EncodeRuns(std::string_view text, const std::vector<TrustRun>& runs,
-                                                  bool add_special_tokens) const;
+  absl::StatusOr<std::vector<int32_t>> EncodeRuns(std::string_view text, const std::vector<TrustRun>& runs, bool add_special_tokens) const;
   absl::Status FillTokens(const TokenDecoder& decoder, const std::vector<AddedTokenRule>& rules);
   absl::Status SetSpecialTokens(const TokenizerConfig& config);
 
@@ -74,8 +71,7 @@ class HfTokenizer : public Tokenizer {
 };
 
 // The added tokens of both files; tokenizer.json is believed where both name an id or a text.
-absl::StatusOr<std::vector<AddedTokenRule>> CollectAddedTokens(const nlohmann::json& json,
-                                                               const TokenizerConfig& config) {
+absl::StatusOr<std::vector<AddedTokenRule>> CollectAddedTokens(const nlohmann::json& json, const TokenizerConfig& config) {
   std::vector<AddedTokenRule> rules;
   const nlohmann::json& added = JsonMember(json, "added_tokens");
   const nlohmann::json& vocabulary = JsonMember(JsonMember(json, "model"), "vocab");
@@ -100,8 +96,7 @@ absl::StatusOr<std::vector<AddedTokenRule>> CollectAddedTokens(const nlohmann::j
   // BOS and EOS are special even if no list of added tokens says so: their text must never show in an answer.
   for (const std::optional<std::string>* text : {&config.bos_text, &config.eos_text}) {
     if (!text->has_value()) continue;
-    const auto listed =
-        std::find_if(rules.begin(), rules.end(), [&](const AddedTokenRule& rule) { return rule.content == **text; });
+    const auto listed = std::find_if(rules.begin(), rules.end(), [&](const AddedTokenRule& rule) { return rule.content == **text; });
     if (listed != rules.end()) {
       listed->special = true;
     } else if (const nlohmann::json& id = JsonMember(vocabulary, (*text)->c_str()); !id.is_null()) {
@@ -126,12 +121,10 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> HfTokenizer::Parse(const nlohmann::js
   for (const AddedTokenRule& rule : rules) {
     if (rule.special) reserved.insert(rule.content);
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<Bpe> bpe,
-                   Bpe::Parse(JsonMember(json, "model"), pre_tokenizer.byte_level(), reserved));
+  ASSIGN_OR_RETURN(std::unique_ptr<Bpe> bpe, Bpe::Parse(JsonMember(json, "model"), pre_tokenizer.byte_level(), reserved));
   ASSIGN_OR_RETURN(const TokenDecoder decoder, TokenDecoder::Parse(JsonMember(json, "decoder")));
   ASSIGN_OR_RETURN(tokenizer->frame_, SpecialFrame::Parse(JsonMember(json, "post_processor")));
-  ASSIGN_OR_RETURN(tokenizer->encoder_,
-                   TextEncoder::Build(std::move(normalizer), std::move(pre_tokenizer), std::move(bpe), rules));
+  ASSIGN_OR_RETURN(tokenizer->encoder_, TextEncoder::Build(std::move(normalizer), std::move(pre_tokenizer), std::move(bpe), rules));
   RETURN_IF_ERROR(tokenizer->FillTokens(decoder, rules));
   RETURN_IF_ERROR(tokenizer->SetSpecialTokens(config));
   tokenizer->style_ = decoder.style();
@@ -161,14 +154,12 @@ absl::Status HfTokenizer::FillTokens(const TokenDecoder& decoder, const std::vec
 }
 
 absl::Status HfTokenizer::SetSpecialTokens(const TokenizerConfig& config) {
-  const auto resolve = [&](const char* key, const std::optional<std::string>& text,
-                           std::optional<int32_t>* id) -> absl::Status {
+  const auto resolve = [&](const char* key, const std::optional<std::string>& text, std::optional<int32_t>* id) -> absl::Status {
     if (!text.has_value()) return absl::OkStatus();
     *id = TokenToId(*text);
     if (id->has_value()) return absl::OkStatus();
     return absl::InvalidArgumentError(
-        absl::StrCat("tokenizer_config.json ", key, ": \"", *text,
-                     "\" has no id in tokenizer.json; the two files do not belong together"));
+        absl::StrCat("tokenizer_config.json ", key, ": \"", *text, "\" has no id in tokenizer.json; the two files do not belong together"));
   };
   RETURN_IF_ERROR(resolve("bos_token", config.bos_text, &bos_id_));
   RETURN_IF_ERROR(resolve("eos_token", config.eos_text, &eos_id_));
@@ -187,8 +178,7 @@ absl::StatusOr<std::vector<int32_t>> HfTokenizer::Encode(std::string_view text, 
   return EncodeRuns(text, {{{0, text.size()}, options.parse_special}}, options.add_special_tokens);
 }
 
-absl::StatusOr<std::vector<int32_t>> HfTokenizer::EncodeSpans(const std::vector<TextSpan>& spans,
-                                                              bool add_special_tokens) const {
+absl::StatusOr<std::vector<int32_t>> HfTokenizer::EncodeSpans(const std::vector<TextSpan>& spans, bool add_special_tokens) const {
   std::string text;
   std::vector<TrustRun> runs;
   for (const TextSpan& span : spans) {
@@ -207,8 +197,7 @@ absl::StatusOr<std::vector<int32_t>> HfTokenizer::EncodeSpans(const std::vector<
 absl::StatusOr<std::vector<int32_t>> HfTokenizer::EncodeRuns(std::string_view text, const std::vector<TrustRun>& runs,
                                                              bool add_special_tokens) const {
   if (text.size() > kTextBytesMax) {
-    return absl::InvalidArgumentError(
-        absl::StrCat("the text has ", text.size(), " bytes; at most ", kTextBytesMax, " can be tokenized at once"));
+    return absl::InvalidArgumentError(absl::StrCat("the text has ", text.size(), " bytes; at most ", kTextBytesMax, " can be tokenized at once"));
   }
   if (const std::optional<size_t> invalid = FirstInvalidUtf8(text)) {
     return absl::InvalidArgumentError(absl::StrCat("the text is not valid UTF-8 at byte ", *invalid));
@@ -220,9 +209,7 @@ absl::StatusOr<std::vector<int32_t>> HfTokenizer::EncodeRuns(std::string_view te
   return ids;
 }
 
-std::string_view HfTokenizer::TokenBytes(int32_t id) const {
-  return InRange(id) ? std::string_view(tokens_[id].bytes) : std::string_view();
-}
+std::string_view HfTokenizer::TokenBytes(int32_t id) const { return InRange(id) ? std::string_view(tokens_[id].bytes) : std::string_view(); }
 
 std::string HfTokenizer::Decode(const std::vector<int32_t>& ids, bool skip_special) const {
   std::string bytes;

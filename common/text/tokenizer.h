@@ -49,8 +49,7 @@ class Tokenizer {
   virtual absl::StatusOr<std::vector<int32_t>> Encode(std::string_view text, const EncodeOptions& options) const = 0;
   // The spans are one text: ids are those of Encode for their concatenation, but added tokens count only where they lie
   // wholly in adjacent spans that are trusted.
-  virtual absl::StatusOr<std::vector<int32_t>> EncodeSpans(const std::vector<TextSpan>& spans,
-                                                           bool add_special_tokens) const = 0;
+  virtual absl::StatusOr<std::vector<int32_t>> EncodeSpans(const std::vector<TextSpan>& spans, bool add_special_tokens) const = 0;
 
   // The bytes of one token, exactly (may be a part of a character). Special tokens give their text. Empty for an id
   // outside the vocabulary.
@@ -70,8 +69,7 @@ class Tokenizer {
   virtual std::string_view bos_text() const = 0;
   virtual std::string_view eos_text() const = 0;
   virtual bool add_bos() const = 0;
-  virtual std::string_view chat_template()
-      const = 0;  // from tokenizer_config.json or chat_template.jinja; empty when there is none
+  virtual std::string_view chat_template() const = 0;  // from tokenizer_config.json or chat_template.jinja; empty when there is none
 };
 
 }  // namespace hearth

@@ -61,8 +61,7 @@ absl::Status ReadConfig(const nlohmann::json& json, TokenizerConfig* config) {
   for (const auto& [key, spec] : added.items()) {
     uint32_t id = 0;
     const std::string where = absl::StrCat("added_tokens_decoder.", key);
-    if (!absl::SimpleAtoi(key, &id))
-      return absl::InvalidArgumentError(absl::StrCat(where, ": the key is not a token id"));
+    if (!absl::SimpleAtoi(key, &id)) return absl::InvalidArgumentError(absl::StrCat(where, ": the key is not a token id"));
     ASSIGN_OR_RETURN(const int32_t checked_id, JsonTokenId(nlohmann::json(id), where));
     ASSIGN_OR_RETURN(AddedTokenRule rule, ParseAddedToken(spec, checked_id, where));
     config->added_tokens.push_back(std::move(rule));

@@ -18,7 +18,7 @@ struct TokenizerConfig {
   std::optional<bool> add_eos;
   bool clean_up_spaces = false;
   std::vector<AddedTokenRule> added_tokens;  // added_tokens_decoder
-  std::string chat_template;  // chat_template.jinja before chat_template, of several the one named "default"
+  std::string chat_template;                 // chat_template.jinja before chat_template, of several the one named "default"
 
   // Absent files are fine; unreadable or wrongly typed ones are InvalidArgument with file and key.
   static absl::StatusOr<TokenizerConfig> Read(const std::string& model_dir);

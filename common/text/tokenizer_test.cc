@@ -41,9 +41,7 @@ std::string SharedDir() {
   const char* dir = std::getenv("HEARTH_SHARED_DIR");
   return dir != nullptr ? dir : SourceDir() + "/../shared";
 }
-std::string DemoModelDir() {
-  return SourceDir() + "/deploy/models/fable-moe";
-}
+std::string DemoModelDir() { return SourceDir() + "/deploy/models/fable-moe"; }
 
 json ReadJson(const std::string& path) {
   std::ifstream file(path);
@@ -57,8 +55,7 @@ std::unique_ptr<Tokenizer> MustLoad(const std::string& dir) {
   return tokenizer.ok() ? *std::move(tokenizer) : nullptr;
 }
 
-std::vector<int32_t> MustEncode(const Tokenizer& tokenizer, std::string_view text,
-                                const EncodeOptions& options = kAsReference) {
+std::vector<int32_t> MustEncode(const Tokenizer& tokenizer, std::string_view text, const EncodeOptions& options = kAsReference) {
   absl::StatusOr<std::vector<int32_t>> ids = tokenizer.Encode(text, options);
   EXPECT_TRUE(ids.ok()) << ids.status();
   return ids.ok() ? *ids : std::vector<int32_t>{};
@@ -74,9 +71,7 @@ std::string Streamed(const Tokenizer& tokenizer, const std::vector<int32_t>& ids
 // A directory with the demo model's tokenizer files, changed by the test.
 class ChangedTokenizer {
  public:
-  ChangedTokenizer()
-      : dir_(fs::temp_directory_path() /
-             ("hearth_tokenizer_test_" + std::to_string(getpid()) + "_" + std::to_string(counter_++))) {
+  ChangedTokenizer() : dir_(fs::temp_directory_path() / ("hearth_tokenizer_test_" + std::to_string(getpid()) + "_" + std::to_string(counter_++))) {
     fs::create_directories(dir_);
     tokenizer = ReadJson(DemoModelDir() + "/tokenizer.json");
     config = ReadJson(DemoModelDir() + "/tokenizer_config.json");
@@ -148,8 +143,7 @@ TEST(TokenizerTest, StreamEqualsDecodeForAnyIds) {
   std::mt19937 random(9);
   for (int round = 0; round < 500; ++round) {
     std::vector<int32_t> ids;
-    for (int i = 0; i < 40; ++i)
-      ids.push_back(static_cast<int32_t>(random() % 300));  // mostly single bytes: broken characters
+    for (int i = 0; i < 40; ++i) ids.push_back(static_cast<int32_t>(random() % 300));  // mostly single bytes: broken characters
     ASSERT_EQ(Streamed(*tokenizer, ids), tokenizer->Decode(ids, false));
   }
 }
@@ -174,12 +168,10 @@ TEST(TokenizerTest, SpansAreOneTextWithTwoKindsOfTrust) {
   };
   // A piece may cross from template to message, so the ids are the reference's for the whole prompt.
   const std::string whole = "<｜User｜>Once upon a time<｜Assistant｜>";
-  EXPECT_EQ(encode({{"<｜User｜>Once u", true}, {"pon a ti", false}, {"me<｜Assistant｜>", true}}),
-            MustEncode(*tokenizer, whole));
+  EXPECT_EQ(encode({{"<｜User｜>Once u", true}, {"pon a ti", false}, {"me<｜Assistant｜>", true}}), MustEncode(*tokenizer, whole));
   EXPECT_EQ(encode({{"<｜Us", true}, {"er｜>", true}}), std::vector<int32_t>{4094});
   // A forged token, whole or with its halves on both sides, stays text.
-  for (const std::vector<TextSpan>& spans :
-       std::vector<std::vector<TextSpan>>{{{"<｜User｜>", false}}, {{"<｜Us", true}, {"er｜>", false}}}) {
+  for (const std::vector<TextSpan>& spans : std::vector<std::vector<TextSpan>>{{{"<｜User｜>", false}}, {{"<｜Us", true}, {"er｜>", false}}}) {
     EXPECT_EQ(encode(spans), MustEncode(*tokenizer, "<｜User｜>", kUserText));
   }
 }
@@ -199,15 +191,13 @@ TEST(TokenizerTest, BosIsAddedOnceByWhoeverAsks) {
   std::vector<int32_t> with_bos = hi;
   with_bos.insert(with_bos.begin(), 0);
   EXPECT_EQ(MustEncode(*tokenizer, "hi", {.add_special_tokens = true, .parse_special = false}), with_bos);
-  EXPECT_EQ(MustEncode(*tokenizer, "<｜begin▁of▁sentence｜>hi", {.add_special_tokens = true, .parse_special = true}),
-            with_bos);
+  EXPECT_EQ(MustEncode(*tokenizer, "<｜begin▁of▁sentence｜>hi", {.add_special_tokens = true, .parse_special = true}), with_bos);
   EXPECT_THAT(MustEncode(*tokenizer, "", {.add_special_tokens = true, .parse_special = true}), ElementsAre(0));
 
   ChangedTokenizer templated;  // the post-processor asks, the config says nothing
   templated.config.erase("add_bos_token");
   templated.config.erase("add_eos_token");
-  templated.tokenizer["post_processor"] =
-      json::parse(R"({"type": "Sequence", "processors": [{"type": "ByteLevel"}, {"type": "TemplateProcessing",
+  templated.tokenizer["post_processor"] = json::parse(R"({"type": "Sequence", "processors": [{"type": "ByteLevel"}, {"type": "TemplateProcessing",
     "single": [{"SpecialToken": {"id": "B", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}, {"SpecialToken": {"id": "E", "type_id": 0}}],
     "pair": [], "special_tokens": {"B": {"id": "B", "ids": [0], "tokens": ["B"]}, "E": {"id": "E", "ids": [1], "tokens": ["E"]}}}]})");
   std::vector<int32_t> framed = with_bos;
@@ -249,8 +239,7 @@ TEST(TokenizerTest, WhatIsNotSupportedIsRefusedByName) {
   const std::vector<Case> cases = {
       {"no merges", [](json& t) { t["model"].erase("merges"); }, "model.merges is missing"},
       {"model type", [](json& t) { t["model"]["type"] = "Unigram"; }, "\"Unigram\" is not supported"},
-      {"merge of unknown tokens", [](json& t) { t["model"]["merges"].push_back("qqq zzzz"); },
-       "\"qqq\" is not in model.vocab"},
+      {"merge of unknown tokens", [](json& t) { t["model"]["merges"].push_back("qqq zzzz"); }, "\"qqq\" is not in model.vocab"},
       {"merge of three", [](json& t) { t["model"]["merges"].push_back("a b c"); }, "model.merges[3835]"},
       {"negative id", [](json& t) { t["model"]["vocab"]["zzzzzzz"] = -4; }, "token id"},
       {"huge id", [](json& t) { t["model"]["vocab"]["zzzzzzz"] = 4000000000u; }, "token id"},
@@ -278,11 +267,9 @@ TEST(TokenizerTest, WhatIsNotSupportedIsRefusedByName) {
          t["post_processor"] = {{"type", "BertProcessing"}};
        },
        "\"BertProcessing\" is not supported"},
-      {"pattern", [](json& t) { t["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(a"; },
-       "pretokenizers[0].pattern"},
+      {"pattern", [](json& t) { t["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "(a"; }, "pretokenizers[0].pattern"},
       {"open class", [](json& t) { t["pre_tokenizer"]["pretokenizers"][0]["pattern"]["Regex"] = "[a"; }, "no closing"},
-      {"added token without content", [](json& t) { t["added_tokens"][0].erase("content"); },
-       "added_tokens[0].content"},
+      {"added token without content", [](json& t) { t["added_tokens"][0].erase("content"); }, "added_tokens[0].content"},
   };
   for (const Case& c : cases) {
     ChangedTokenizer files;
@@ -290,9 +277,7 @@ TEST(TokenizerTest, WhatIsNotSupportedIsRefusedByName) {
     const auto loaded = files.Load();
     ASSERT_FALSE(loaded.ok()) << c.what;
     EXPECT_EQ(loaded.status().code(), absl::StatusCode::kInvalidArgument) << c.what;
-    EXPECT_THAT(std::string(loaded.status().message()),
-                testing::AllOf(HasSubstr(c.message), HasSubstr("tokenizer.json")))
-        << c.what;
+    EXPECT_THAT(std::string(loaded.status().message()), testing::AllOf(HasSubstr(c.message), HasSubstr("tokenizer.json"))) << c.what;
   }
 }
 
@@ -306,8 +291,7 @@ TEST(TokenizerTest, MissingAndBrokenFiles) {
   EXPECT_FALSE(bare->bos_id().has_value());
   EXPECT_FALSE(bare->add_bos());
   std::ofstream(files.dir() / "tokenizer_config.json") << "{\"bos_token\": ";
-  EXPECT_THAT(std::string(Tokenizer::Load(files.dir().string()).status().message()),
-              HasSubstr("tokenizer_config.json: not valid JSON"));
+  EXPECT_THAT(std::string(Tokenizer::Load(files.dir().string()).status().message()), HasSubstr("tokenizer_config.json: not valid JSON"));
   std::ofstream(files.dir() / "tokenizer_config.json") << "{\"add_bos_token\": \"yes\"}";
   EXPECT_THAT(std::string(Tokenizer::Load(files.dir().string()).status().message()), HasSubstr("add_bos_token"));
   std::ofstream(files.dir() / "tokenizer_config.json") << "{}";
@@ -329,8 +313,7 @@ TEST(TokenizerTest, MergesAsPairsAreTheSameAsMergesAsStrings) {
 
 TEST(TokenizerTest, IgnoreMergesTakesWholePiecesButNoSpecialTokens) {
   ChangedTokenizer files;
-  files.tokenizer["pre_tokenizer"]["pretokenizers"] = {
-      {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}};
+  files.tokenizer["pre_tokenizer"]["pretokenizers"] = {{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}};
   files.tokenizer["model"]["vocab"]["qzx"] = 4096;
   files.tokenizer["model"]["vocab"]["<s>"] = 4097;
   files.tokenizer["added_tokens"].push_back({{"id", 4097}, {"content", "<s>"}, {"special", true}});
@@ -380,16 +363,10 @@ TEST(TokenizerTest, ASentencePieceLikeVocabularyFallsBackToBytes) {
       {"normalizer", json::parse(R"({"type": "Sequence", "normalizers": [{"type": "Prepend", "prepend": "▁"},
                         {"type": "Replace", "pattern": {"String": " "}, "content": "▁"}]})")},
       {"pre_tokenizer", nullptr},
-      {"decoder",
-       json::parse(R"({"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+      {"decoder", json::parse(R"({"type": "Sequence", "decoders": [{"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
                         {"type": "ByteFallback"}, {"type": "Fuse"}, {"type": "Strip", "content": " ", "start": 1, "stop": 0}]})")},
       {"model",
-       {{"type", "BPE"},
-        {"vocab", vocabulary},
-        {"merges", {"▁ H", "▁H i"}},
-        {"byte_fallback", true},
-        {"unk_token", "<unk>"},
-        {"fuse_unk", true}}}};
+       {{"type", "BPE"}, {"vocab", vocabulary}, {"merges", {"▁ H", "▁H i"}}, {"byte_fallback", true}, {"unk_token", "<unk>"}, {"fuse_unk", true}}}};
   files.config = {{"bos_token", "<s>"}, {"eos_token", "</s>"}, {"add_bos_token", true}};
   const auto tokenizer = files.MustLoad();
   ASSERT_NE(tokenizer, nullptr);
@@ -440,9 +417,8 @@ TEST(RegexTest, MeansWhatItMeansInOniguruma) {
     for (const ByteRange& range : ranges) found.emplace_back(text.substr(range.begin, range.end - range.begin));
     return found;
   };
-  EXPECT_THAT(matches("\\s", "a\u180e \u00a0b"),
-              ElementsAre(" ", "\u00a0"));                     // U+180E is no white space since Unicode 6.3
-  EXPECT_THAT(matches("\\h+", "xAF9\t"), ElementsAre("AF9"));  // hexadecimal digits
+  EXPECT_THAT(matches("\\s", "a\u180e \u00a0b"), ElementsAre(" ", "\u00a0"));  // U+180E is no white space since Unicode 6.3
+  EXPECT_THAT(matches("\\h+", "xAF9\t"), ElementsAre("AF9"));                  // hexadecimal digits
   EXPECT_THAT(matches("[\\p{L}&&[^\\p{Han}]]+", "ab字c"), ElementsAre("ab", "c"));
   EXPECT_THAT(matches("[a-z&&[^aeiou]&&[^x-z]]+", "abcxe"), ElementsAre("bc"));
   EXPECT_THAT(matches("[a[0-3]]+", "a1b4"), ElementsAre("a1"));
@@ -486,11 +462,10 @@ std::vector<LongRun> LongRuns() {
     for (size_t i = 0; i < times; ++i) text += part;
     return text;
   };
-  return {
-      {repeat("A", 131072), 16384, 16384, 131072}, {repeat("Z", 131072), 65536, 65536, 131072},
-      {repeat(".", 131072), 2048, 1024, 131072},   {repeat("\n", 131072), 4096, 8192, 65536},
-      {repeat("_", 131072), 2048, 2048, 131072},   {repeat("us", 65536), 65536, 65536, 65536},
-      {repeat("字", 65536), 65536, 65536, 196608}, {absl::StrCat("x", repeat(" ", 131072), "y"), 1027, 1027, 131073}};
+  return {{repeat("A", 131072), 16384, 16384, 131072}, {repeat("Z", 131072), 65536, 65536, 131072},
+          {repeat(".", 131072), 2048, 1024, 131072},   {repeat("\n", 131072), 4096, 8192, 65536},
+          {repeat("_", 131072), 2048, 2048, 131072},   {repeat("us", 65536), 65536, 65536, 65536},
+          {repeat("字", 65536), 65536, 65536, 196608}, {absl::StrCat("x", repeat(" ", 131072), "y"), 1027, 1027, 131073}};
 }
 
 void CheckLongRun(const Tokenizer& tokenizer, const LongRun& run, size_t num_tokens) {
@@ -524,8 +499,7 @@ TEST(TokenizerTest, MergingIsNotQuadratic) {
 // Small pieces are merged by scanning, long ones with a heap: both are the same rule.
 TEST(TokenizerTest, ShortAndLongPiecesMergeAlike) {
   ChangedTokenizer files;
-  files.tokenizer["pre_tokenizer"]["pretokenizers"] = {
-      {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}};
+  files.tokenizer["pre_tokenizer"]["pretokenizers"] = {{{"type", "ByteLevel"}, {"add_prefix_space", false}, {"use_regex", false}}};
   const auto whole = files.MustLoad();
   ASSERT_NE(whole, nullptr);
   std::mt19937 random(3);
@@ -553,8 +527,7 @@ class PublicVocabularyTest : public testing::Test {
 
 #define LOAD_OR_SKIP(tokenizer, name)      \
   const auto tokenizer = LoadOrSkip(name); \
-  if (tokenizer == nullptr)                \
-  GTEST_SKIP() << "no public vocabulary at " << dir_ << "; set HEARTH_SHARED_DIR to where tokenizers/ lies"
+  if (tokenizer == nullptr) GTEST_SKIP() << "no public vocabulary at " << dir_ << "; set HEARTH_SHARED_DIR to where tokenizers/ lies"
 
 TEST_F(PublicVocabularyTest, QwenGivesTheReferenceIds) {
   LOAD_OR_SKIP(tokenizer, "qwen3");
@@ -569,8 +542,7 @@ TEST_F(PublicVocabularyTest, DeepSeekGivesTheReferenceIds) {
   EXPECT_THAT(MustEncode(*tokenizer, "cafe\u0301"), ElementsAre(69, 15702, 17793));  // it has no normaliser
   EXPECT_EQ(Streamed(*tokenizer, {28927, 119}), "😸");
   EXPECT_EQ(MustEncode(*tokenizer, "hi", {.add_special_tokens = true}).front(), 0);
-  const std::vector<int32_t> ids =
-      MustEncode(*tokenizer, "<｜begin▁of▁sentence｜>hi", {.add_special_tokens = true, .parse_special = true});
+  const std::vector<int32_t> ids = MustEncode(*tokenizer, "<｜begin▁of▁sentence｜>hi", {.add_special_tokens = true, .parse_special = true});
   EXPECT_EQ(std::count(ids.begin(), ids.end(), 0), 1);
 }
 
@@ -598,9 +570,8 @@ TEST_F(PublicVocabularyTest, AMebibyteOfMixedTextInWellUnderASecond) {
     EXPECT_LT(std::chrono::steady_clock::now() - load_start, std::chrono::seconds(4));
     std::mt19937 random(1);
     std::string text;
-    const std::vector<std::string> parts = {"the ", "Router", " = ",   "();\n", "\n\n    ", "über",
-                                            "字段", "模型的", "12345", ".",     ", ",       "don't ",
-                                            "🙂", "é",      "_id",   "\t",    "https://"};
+    const std::vector<std::string> parts = {"the ", "Router", " = ",    "();\n", "\n\n    ", "über", "字段", "模型的",  "12345",
+                                            ".",    ", ",     "don't ", "🙂",  "é",        "_id",  "\t",   "https://"};
     while (text.size() < (1 << 20)) {
       text += parts[random() % parts.size()];
       for (int i = random() % 5; i > 0; --i) text.push_back(static_cast<char>('a' + random() % 26));

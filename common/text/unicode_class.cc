@@ -6,8 +6,8 @@
 namespace hearth {
 
 bool IsWhiteSpace(char32_t c) {
-  return (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) ||
-         c == 0x2028 || c == 0x2029 || c == 0x202F || c == 0x205F || c == 0x3000;
+  return (c >= 9 && c <= 13) || c == 0x20 || c == 0x85 || c == 0xA0 || c == 0x1680 || (c >= 0x2000 && c <= 0x200A) || c == 0x2028 || c == 0x2029 ||
+         c == 0x202F || c == 0x205F || c == 0x3000;
 }
 
 bool IsWordCharacter(char32_t c) {
@@ -23,10 +23,8 @@ bool IsWordCharacter(char32_t c) {
     case UTF8PROC_CATEGORY_ME:
     case UTF8PROC_CATEGORY_ND:
     case UTF8PROC_CATEGORY_NL:
-    case UTF8PROC_CATEGORY_PC:
-      return true;
-    default:
-      return c >= 0x24B6 && c <= 0x24E9;  // circled letters are symbols, and alphabetic
+    case UTF8PROC_CATEGORY_PC: return true;
+    default: return c >= 0x24B6 && c <= 0x24E9;  // circled letters are symbols, and alphabetic
   }
 }
 

@@ -14,18 +14,12 @@ namespace {
 
 constexpr int kDecomposedMax = 32;  // code points that one can become; Unicode's longest is 18
 
-bool Composes(UnicodeForm form) {
-  return form == UnicodeForm::kNfc || form == UnicodeForm::kNfkc;
-}
-bool IsCompatible(UnicodeForm form) {
-  return form == UnicodeForm::kNfkc || form == UnicodeForm::kNfkd;
-}
+bool Composes(UnicodeForm form) { return form == UnicodeForm::kNfc || form == UnicodeForm::kNfkc; }
+bool IsCompatible(UnicodeForm form) { return form == UnicodeForm::kNfkc || form == UnicodeForm::kNfkd; }
 
 // A code point below this is a starter, is unchanged by the form and never joins the one before it, so text can be cut
 // in front of it.
-char32_t FirstAffected(UnicodeForm form) {
-  return form == UnicodeForm::kNfc ? 0x300 : 0x80;
-}
+char32_t FirstAffected(UnicodeForm form) { return form == UnicodeForm::kNfc ? 0x300 : 0x80; }
 
 // Stable order by combining class within each run of non-starters.
 void OrderMarks(std::vector<utf8proc_int32_t>* code_points) {
@@ -44,39 +38,33 @@ void OrderMarks(std::vector<utf8proc_int32_t>* code_points) {
       marks.push_back({combining_class, (*code_points)[end]});
     }
     if (marks.size() > 1) {
-      std::stable_sort(marks.begin(), marks.end(),
-                       [](const Mark& a, const Mark& b) { return a.combining_class < b.combining_class; });
+      std::stable_sort(marks.begin(), marks.end(), [](const Mark& a, const Mark& b) { return a.combining_class < b.combining_class; });
       for (size_t i = 0; i < marks.size(); ++i) (*code_points)[begin + i] = marks[i].code_point;
     }
     begin = end + 1;
   }
 }
 
-absl::Status AppendNormalized(std::string_view text, UnicodeForm form, std::vector<utf8proc_int32_t>* buffer,
-                              std::string* out) {
+absl::Status AppendNormalized(std::string_view text, UnicodeForm form, std::vector<utf8proc_int32_t>* buffer, std::string* out) {
   buffer->clear();
   const int options = UTF8PROC_DECOMPOSE | UTF8PROC_STABLE | (IsCompatible(form) ? UTF8PROC_COMPAT : 0);
   for (size_t position = 0; position < text.size();) {
     const char32_t code_point = DecodeUtf8(text, &position);
     utf8proc_int32_t parts[kDecomposedMax];
     int last_boundclass = 0;
-    const utf8proc_ssize_t num_parts =
-        utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code_point), parts, kDecomposedMax,
-                                static_cast<utf8proc_option_t>(options), &last_boundclass);
+    const utf8proc_ssize_t num_parts = utf8proc_decompose_char(static_cast<utf8proc_int32_t>(code_point), parts, kDecomposedMax,
+                                                               static_cast<utf8proc_option_t>(options), &last_boundclass);
     if (num_parts < 0 || num_parts > kDecomposedMax) {
-      return absl::InternalError(
-          absl::StrCat("utf8proc could not decompose code point ", static_cast<uint32_t>(code_point)));
+      return absl::InternalError(absl::StrCat("utf8proc could not decompose code point ", static_cast<uint32_t>(code_point)));
     }
     buffer->insert(buffer->end(), parts, parts + num_parts);
   }
   OrderMarks(buffer);
   size_t num_code_points = buffer->size();
   if (Composes(form)) {
-    const utf8proc_ssize_t composed =
-        utf8proc_normalize_utf32(buffer->data(), static_cast<utf8proc_ssize_t>(buffer->size()),
-                                 static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
-    if (composed < 0)
-      return absl::InternalError(absl::StrCat("utf8proc could not compose: ", utf8proc_errmsg(composed)));
+    const utf8proc_ssize_t composed = utf8proc_normalize_utf32(buffer->data(), static_cast<utf8proc_ssize_t>(buffer->size()),
+                                                               static_cast<utf8proc_option_t>(UTF8PROC_COMPOSE | UTF8PROC_STABLE));
+    if (composed < 0) return absl::InternalError(absl::StrCat("utf8proc could not compose: ", utf8proc_errmsg(composed)));
     num_code_points = static_cast<size_t>(composed);
   }
   for (size_t i = 0; i < num_code_points; ++i) AppendUtf8(static_cast<char32_t>((*buffer)[i]), out);

@@ -182,7 +182,8 @@ absl::StatusOr<StreamRequest> DecodeStream(const v1::Stream& message) {
   out.logit_bias.assign(s.logit_bias().begin(), s.logit_bias().end());
   if (request.max_new_tokens < 1) return absl::InvalidArgumentError("max_new_tokens must be at least 1");
   if (message.prefill_until() != 0 && message.prefill_until() != request.prefill_until()) {
-    return absl::InvalidArgumentError(absl::StrCat("prefill_until is ", message.prefill_until(), ", this version computes ", request.prefill_until()));
+    return absl::InvalidArgumentError(
+        absl::StrCat("prefill_until is ", message.prefill_until(), ", this version computes ", request.prefill_until()));
   }
   return request;
 }
@@ -235,8 +236,7 @@ grpc::ServerWriteReactor<v1::StreamEvent>* ContinueService::Continue(grpc::Callb
   return call.get();
 }
 
-grpc::ServerUnaryReactor* ContinueService::Status(grpc::CallbackServerContext* context, const v1::WorkerStatusRequest*,
-                                                  v1::WorkerStatus* response) {
+grpc::ServerUnaryReactor* ContinueService::Status(grpc::CallbackServerContext* context, const v1::WorkerStatusRequest*, v1::WorkerStatus* response) {
   std::shared_ptr<const Ready> ready;
   {
     std::lock_guard lock(mutex_);

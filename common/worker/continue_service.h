@@ -17,8 +17,8 @@ namespace hearth {
 class ContinueService : public v1::Worker::CallbackService {
  public:
   struct Identity {
-    std::string kind;          // "prefill", "decode"
-    int64_t started_ns = 0;    // MonotonicNowNs at process start
+    std::string kind;        // "prefill", "decode"
+    int64_t started_ns = 0;  // MonotonicNowNs at process start
     int64_t max_batch = 0;
   };
   explicit ContinueService(Identity identity) : identity_(std::move(identity)) {}
@@ -38,8 +38,7 @@ class ContinueService : public v1::Worker::CallbackService {
   void Forget();
 
   grpc::ServerWriteReactor<v1::StreamEvent>* Continue(grpc::CallbackServerContext* context, const v1::Stream* request) override;
-  grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext* context, const v1::WorkerStatusRequest* request,
-                                   v1::WorkerStatus* response) override;
+  grpc::ServerUnaryReactor* Status(grpc::CallbackServerContext* context, const v1::WorkerStatusRequest* request, v1::WorkerStatus* response) override;
 
  private:
   const Identity identity_;

@@ -46,9 +46,7 @@ void PageKeeper::Grow(std::shared_ptr<LiveStream> stream, int64_t first_index, i
 void PageKeeper::Seal(const Hash128& request, std::vector<int32_t> indexes) {
   Push({.kind = Task::Kind::kSeal, .request = request, .indexes = std::move(indexes)});
 }
-void PageKeeper::Free(const Hash128& request, int64_t from_index) {
-  Push({.kind = Task::Kind::kFree, .request = request, .first = from_index});
-}
+void PageKeeper::Free(const Hash128& request, int64_t from_index) { Push({.kind = Task::Kind::kFree, .request = request, .first = from_index}); }
 void PageKeeper::Offer(std::shared_ptr<LiveStream> stream) {
   const Hash128 id = stream->request.id;
   Push({.kind = Task::Kind::kOffer, .stream = std::move(stream), .request = id});
@@ -81,8 +79,7 @@ absl::Status PageKeeper::PerformPrepare(Task& task) {
 absl::Status PageKeeper::Perform(Task& task) {
   const bool gone = task.stream != nullptr && task.stream->gone();
   switch (task.kind) {
-    case Task::Kind::kPrepare:
-      return gone ? absl::OkStatus() : PerformPrepare(task);
+    case Task::Kind::kPrepare: return gone ? absl::OkStatus() : PerformPrepare(task);
     case Task::Kind::kGrow: {
       if (gone) return absl::OkStatus();
       KeeperEvent event{.kind = KeeperEvent::Kind::kGrown, .serial = task.stream->serial};
@@ -90,10 +87,8 @@ absl::Status PageKeeper::Perform(Task& task) {
       deliver_(std::move(event));
       return absl::OkStatus();
     }
-    case Task::Kind::kSeal:
-      return store_.Seal(task.request, task.indexes);
-    case Task::Kind::kFree:
-      return store_.Free(task.request, static_cast<int32_t>(task.first));
+    case Task::Kind::kSeal: return store_.Seal(task.request, task.indexes);
+    case Task::Kind::kFree: return store_.Free(task.request, static_cast<int32_t>(task.first));
     case Task::Kind::kOffer: {
       RETURN_IF_ERROR(store_.Offer(task.request));
       deliver_({.kind = KeeperEvent::Kind::kOffered, .serial = task.stream->serial});

@@ -23,7 +23,7 @@ struct KeeperEvent {
     kGrown,       // rows: as the store returned them
     kOutOfPages,  // the pool is full; the request stays in the queue and is asked again
     kOffered,
-    kFailed,      // `status` says why; the stream cannot go on here
+    kFailed,  // `status` says why; the stream cannot go on here
   };
   Kind kind = Kind::kPrepared;
   uint64_t serial = 0;

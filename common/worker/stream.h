@@ -17,7 +17,7 @@ namespace hearth {
 struct SamplingParams {
   float temperature = 1.0f;  // 0: greedy
   float top_p = 1.0f;
-  int32_t top_k = 0;         // 0: all
+  int32_t top_k = 0;  // 0: all
   float min_p = 0.0f;
   float presence_penalty = 0.0f;
   float frequency_penalty = 0.0f;
@@ -34,10 +34,10 @@ struct StreamRequest {
   int64_t min_tokens = 0;
   bool ignore_eos = false;
   std::vector<int32_t> eos_ids;
-  int32_t num_logprobs = -1;    // -1: none; 0: the chosen token's; k: and the k best
+  int32_t num_logprobs = -1;  // -1: none; 0: the chosen token's; k: and the k best
   uint64_t seed = 0;
   SamplingParams sampling;
-  bool begun = false;           // it has run before, in this generation: a draining worker still takes it (DESIGN 3.1)
+  bool begun = false;  // it has run before, in this generation: a draining worker still takes it (DESIGN 3.1)
 
   int64_t output_size() const { return static_cast<int64_t>(tokens.size()) - prompt_size; }
   // Positions below were or will be computed by the prefill form, the others by the decode form (DESIGN section 7).
@@ -75,18 +75,18 @@ struct LiveStream {
 
   StreamRequest request;
   std::shared_ptr<StreamSink> sink;
-  const uint64_t serial;              // tells one Continue from the next of the same id
+  const uint64_t serial;               // tells one Continue from the next of the same id
   std::atomic<bool> cancelled{false};  // the client is gone: stop within one step
   std::atomic<bool> left{false};       // it has left its loop: pages that were still to come are not wanted any more
   bool gone() const { return cancelled.load(std::memory_order_acquire) || left.load(std::memory_order_acquire); }
 
   // Owned by the loop:
-  bool prepared = false;        // pages and `valid` are known
-  bool growing = false;         // a request for more pages is under way
-  bool out_of_pages = false;    // the pool had none for it
-  std::vector<int32_t> pages;   // page i holds positions [64 i, 64 i + 64)
-  int64_t valid = 0;            // positions [0, valid) have their KV in every layer
-  int64_t sealed_pages = 0;     // pages [0, sealed_pages) are published, or asked to be
+  bool prepared = false;       // pages and `valid` are known
+  bool growing = false;        // a request for more pages is under way
+  bool out_of_pages = false;   // the pool had none for it
+  std::vector<int32_t> pages;  // page i holds positions [64 i, 64 i + 64)
+  int64_t valid = 0;           // positions [0, valid) have their KV in every layer
+  int64_t sealed_pages = 0;    // pages [0, sealed_pages) are published, or asked to be
 };
 
 }  // namespace hearth

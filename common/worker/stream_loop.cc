@@ -32,8 +32,9 @@ absl::Status StreamLoop::Submit(StreamRequest request, std::shared_ptr<StreamSin
     }
   }
   if (static_cast<int64_t>(request.tokens.size()) > ContextTokens()) {
-    return absl::InvalidArgumentError(absl::StrCat("the stream has ", request.tokens.size(), " tokens, the context holds ", config.max_position_embeddings,
-                                                   ", the KV pool ", kv_.geometry().num_pages * kPageTokens, " (weightstore.kv_pool_tokens)"));
+    return absl::InvalidArgumentError(absl::StrCat("the stream has ", request.tokens.size(), " tokens, the context holds ",
+                                                   config.max_position_embeddings, ", the KV pool ", kv_.geometry().num_pages * kPageTokens,
+                                                   " (weightstore.kv_pool_tokens)"));
   }
   std::lock_guard lock(mutex_);
   if ((draining_ && !request.begun) || stop_.stopped()) return absl::UnavailableError("this worker is draining: ask again");
@@ -167,8 +168,7 @@ void StreamLoop::Apply(KeeperEvent event) {
       stream->sink->OnError(event.status);
       Remove(stream, /*free_pages=*/true);
       break;
-    case KeeperEvent::Kind::kOffered:
-      break;
+    case KeeperEvent::Kind::kOffered: break;
   }
 }
 
@@ -256,7 +256,9 @@ int64_t StreamLoop::ContextTokens() const {
   return std::min(model_.config().max_position_embeddings, static_cast<int64_t>(kv_.geometry().num_pages) * kPageTokens);
 }
 
-int64_t StreamLoop::PositionsMax(const StreamRequest& request) const { return std::min(request.prompt_size + request.max_new_tokens, ContextTokens()); }
+int64_t StreamLoop::PositionsMax(const StreamRequest& request) const {
+  return std::min(request.prompt_size + request.max_new_tokens, ContextTokens());
+}
 
 void StreamLoop::KeepSpare(const std::shared_ptr<LiveStream>& stream) {
   // Never more than the stream can still use, and nothing ahead of need while another one lacks a page now.

@@ -27,10 +27,10 @@ inline constexpr int64_t kSparePages = 4;
 inline constexpr int64_t kStarvedLookNs = 500'000'000;
 
 struct StreamLoopOptions {
-  int64_t max_streams = 6;            // places; further submissions wait
-  int64_t max_waiting = 1024;         // beyond it Submit is ResourceExhausted
-  int64_t busy_chunk_tokens = 64;     // of a prefill chunk while streams are being decoded here
-  int64_t idle_chunk_tokens = 512;    // while none is
+  int64_t max_streams = 6;          // places; further submissions wait
+  int64_t max_waiting = 1024;       // beyond it Submit is ResourceExhausted
+  int64_t busy_chunk_tokens = 64;   // of a prefill chunk while streams are being decoded here
+  int64_t idle_chunk_tokens = 512;  // while none is
 };
 
 class StreamLoop {
@@ -122,7 +122,7 @@ class StreamLoop {
   std::vector<std::shared_ptr<LiveStream>> submitted_;
   std::vector<KeeperEvent> events_;
   bool draining_ = false;
-  int64_t in_loop_ = 0;       // submitted and not yet removed
+  int64_t in_loop_ = 0;  // submitted and not yet removed
   uint64_t next_serial_ = 1;
   std::vector<std::shared_ptr<LiveStream>> waiting_;  // the loop's own: no place yet
   std::vector<std::shared_ptr<LiveStream>> offered_;  // the loop's own: the answer to Offer is still out

@@ -85,8 +85,8 @@ std::vector<int32_t> PublishPositions(const KvPool& kv, int64_t until, LiveStrea
 void PublishProgress(const KvPool& kv, const LiveStream& stream, int64_t pending_until, int64_t layers_ready) {
   for (int64_t index = stream.valid / kPageTokens; index * kPageTokens < pending_until; ++index) {
     const int64_t pending = std::min(pending_until - index * kPageTokens, kPageTokens);
-    kv.header(stream.pages[index]).progress.store(static_cast<uint64_t>(pending) << 32 | static_cast<uint64_t>(layers_ready),
-                                                  std::memory_order_release);
+    kv.header(stream.pages[index])
+        .progress.store(static_cast<uint64_t>(pending) << 32 | static_cast<uint64_t>(layers_ready), std::memory_order_release);
   }
 }
 

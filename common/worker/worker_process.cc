@@ -83,12 +83,7 @@ absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo
                                                   .cpus = CpusOfShards(engine.image->num_shards()),
                                                   .activation_terms = static_cast<int>(config.activation_terms)}));
   ASSIGN_OR_RETURN(engine.model, Model::Bind(model_config, engine.image, *engine.device));
-  const KvGeometry wanted = engine.model->kv_geometry();
-  const KvGeometry& have = engine.kv->geometry();
-  if (wanted.layers != have.layers || wanted.row_elements != have.row_elements || wanted.dtype != have.dtype) {
-    return absl::FailedPreconditionError(absl::StrCat("the KV pool holds ", have.layers, " layers of ", have.row_elements, " elements, the model needs ",
-                                                      wanted.layers, " of ", wanted.row_elements));
-  }
+  RETURN_IF_ERROR(CheckFits(engine.kv->geometry(), engine.model->kv_geometry()));
   engine.loop = kind.make_loop(*engine.device, *engine.model, *engine.kv, store, kind.options(config));
   return engine;
 }

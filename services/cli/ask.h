@@ -20,7 +20,7 @@ struct AskOptions {
   std::optional<float> top_p;
   std::optional<int64_t> seed;
   std::vector<std::string> stop;
-  bool usage = false;      // a line about tokens and times behind the answer, on standard error
+  bool usage = false;  // a line about tokens and times behind the answer, on standard error
 };
 std::shared_ptr<AskOptions> AddAskOptions(CLI::App& command);
 

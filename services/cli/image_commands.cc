@@ -1,6 +1,7 @@
 // `hearth load`, `hearth verify`, `hearth drop`: the weight image as the operator handles it.
 #include <filesystem>
 #include <iostream>
+#include <optional>
 
 #include "absl/strings/str_join.h"
 #include "common/base/process.h"
@@ -29,9 +30,11 @@ int Load(const std::string& config_path, const std::string& model_dir, bool repl
   v1::LoadEvent event;
   std::string generation;
   {
-    ProgressBar bar("loading");
+    std::optional<ProgressBar> bar;  // one for each phase that has bytes: allocating, loading
+    std::string phase;
     while (reader->Read(&event)) {
-      if (event.total_bytes() > 0) bar.Update(event.done_bytes(), event.total_bytes());
+      if (event.total_bytes() > 0 && event.phase() != phase) bar.emplace(phase = event.phase());
+      if (event.total_bytes() > 0) bar->Update(event.done_bytes(), event.total_bytes());
       if (event.phase() == "ready") generation = event.generation();
     }
   }
@@ -62,7 +65,8 @@ int Verify(const std::string& config_path, bool against_checkpoint) {
               << (against_checkpoint ? " and with " + (*image)->model_dir() : "") << "\n";
     ++verified;
   }
-  if (verified == 0) return Fail("verify", absl::NotFoundError(absl::StrCat("no READY image of node '", config->node_name, "' in ", config->shm_dir)));
+  if (verified == 0)
+    return Fail("verify", absl::NotFoundError(absl::StrCat("no READY image of node '", config->node_name, "' in ", config->shm_dir)));
   return kExitOk;
 }
 
@@ -81,7 +85,8 @@ int Drop(const std::string& config_path) {
   for (int64_t i = 0; i < config->decode_instances; ++i) note(absl::StrCat("decode.", i), WorkerStatusOf(*config, "decode", i));
   note("router", RouterStatusOf(*config));
   if (!living.empty()) {
-    return Fail("drop", absl::FailedPreconditionError(absl::StrCat("processes of the node are running: ", absl::StrJoin(living, ", "), ": stop them first")));
+    return Fail("drop",
+                absl::FailedPreconditionError(absl::StrCat("processes of the node are running: ", absl::StrJoin(living, ", "), ": stop them first")));
   }
   uint64_t bytes = 0;
   int files = 0;

@@ -30,8 +30,8 @@ class ProgressBar {
     const double seconds = static_cast<double>(now - start_ns_) / 1e9;
     const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
     const double left = rate > 0 && seconds > kRateSeconds ? static_cast<double>(total - done) / rate : 0;
-    std::cerr << (terminal_ ? "\r\033[K" : "") << what_ << " " << FormatProgress(done, total, rate, left, /*with_bar=*/true) << (terminal_ ? "" : "\n")
-              << std::flush;
+    std::cerr << (terminal_ ? "\r\033[K" : "") << what_ << " " << FormatProgress(done, total, rate, left, /*with_bar=*/true)
+              << (terminal_ ? "" : "\n") << std::flush;
   }
 
  private:

@@ -44,10 +44,12 @@ void PrintProcesses(const Node& node, std::ostream& out) {
     const v1::StoreStatus& s = *node.store;
     const bool loading = s.generations().empty() || (!s.loading().phase().empty() && s.loading().phase() != "ready");
     std::string state = loading && s.loading().total_bytes() > 0
-                            ? absl::StrFormat("%s %.0f%%", s.loading().phase(), 100.0 * static_cast<double>(s.loading().done_bytes()) / static_cast<double>(s.loading().total_bytes()))
+                            ? absl::StrFormat("%s %.0f%%", s.loading().phase(),
+                                              100.0 * static_cast<double>(s.loading().done_bytes()) / static_cast<double>(s.loading().total_bytes()))
                         : loading ? "starting"
                                   : absl::StrCat("ready ", Seconds(s.ready_seconds()), " after start");
-    table.Add({"weightstore", absl::StrCat(s.pid()), Seconds(s.uptime_seconds()), s.generations().empty() ? "-" : ShortId(s.generations(s.generations_size() - 1).id()), state});
+    table.Add({"weightstore", absl::StrCat(s.pid()), Seconds(s.uptime_seconds()),
+               s.generations().empty() ? "-" : ShortId(s.generations(s.generations_size() - 1).id()), state});
   } else {
     away("weightstore");
   }
@@ -78,7 +80,8 @@ void PrintStore(const v1::StoreStatus& s, std::ostream& out) {
     for (int i = 0; i < g.bytes_per_node_size(); ++i) {
       if (g.bytes_per_node(i) > 0) absl::StrAppend(&nodes, nodes.empty() ? "" : ", ", i, ": ", Bytes(g.bytes_per_node(i)));
     }
-    images.Add({ShortId(g.id()), g.state() + (g.adopted() ? " (adopted)" : ""), Bytes(g.bytes()), shards, nodes.empty() ? "-" : "node " + nodes, absl::StrCat(g.leases()), g.model_dir()});
+    images.Add({ShortId(g.id()), g.state() + (g.adopted() ? " (adopted)" : ""), Bytes(g.bytes()), shards, nodes.empty() ? "-" : "node " + nodes,
+                absl::StrCat(g.leases()), g.model_dir()});
   }
   images.Print(out);
   if (s.leases_size() > 0) {
@@ -92,8 +95,8 @@ void PrintStore(const v1::StoreStatus& s, std::ostream& out) {
   }
   const v1::StoreStatus::Pool& p = s.pool();
   if (p.pages_total() > 0) {
-    out << absl::StrFormat("\nKV pool: %d pages of 64 tokens, %s: %d in use, %d published and in use, %d cached, %d free\n", p.pages_total(), Bytes(p.bytes()),
-                           p.pages_open(), p.pages_sealed_referenced(), p.pages_sealed_cached(), p.pages_free());
+    out << absl::StrFormat("\nKV pool: %d pages of 64 tokens, %s: %d in use, %d published and in use, %d cached, %d free\n", p.pages_total(),
+                           Bytes(p.bytes()), p.pages_open(), p.pages_sealed_referenced(), p.pages_sealed_cached(), p.pages_free());
   }
   for (const std::string& note : s.notes()) out << "note: " << note << "\n";
 }
@@ -104,9 +107,10 @@ void PrintWork(const Node& node, std::ostream& out) {
   for (const auto& [name, w] : node.workers) {
     if (!w.ok()) continue;
     const bool decode = w->kind() == "decode";
-    table.Add({name, absl::StrCat(w->running(), "/", w->max_batch()), absl::StrCat(w->waiting()), decode ? absl::StrFormat("%.1f", w->tokens_per_second()) : "-",
-               decode ? absl::StrFormat("%.2f ms", w->step_ms_p50()) : "-", decode ? absl::StrFormat("%.2f ms", w->step_ms_p99()) : "-", absl::StrCat(w->tokens_total()),
-               absl::StrCat(w->prefill_tokens_total()), Bytes(w->resident_private_bytes()), w->device()});
+    table.Add({name, absl::StrCat(w->running(), "/", w->max_batch()), absl::StrCat(w->waiting()),
+               decode ? absl::StrFormat("%.1f", w->tokens_per_second()) : "-", decode ? absl::StrFormat("%.2f ms", w->step_ms_p50()) : "-",
+               decode ? absl::StrFormat("%.2f ms", w->step_ms_p99()) : "-", absl::StrCat(w->tokens_total()), absl::StrCat(w->prefill_tokens_total()),
+               Bytes(w->resident_private_bytes()), w->device()});
   }
   table.Print(out);
   for (const auto& [name, w] : node.workers) {
@@ -116,13 +120,15 @@ void PrintWork(const Node& node, std::ostream& out) {
 }
 
 void PrintRouter(const v1::RouterStatus& r, std::ostream& out) {
-  out << absl::StrFormat("\nRequests: %d queued, %d in prefill, %d in decode; %d in all, %d failed, %d cancelled, %d resumed\n", r.queued(), r.prefilling(), r.decoding(),
-                         r.requests_total(), r.requests_failed(), r.requests_cancelled(), r.resumes_total());
-  out << absl::StrFormat("Tokens: %d prompt (%d cached), %d output, %.1f tokens/s\n", r.prompt_tokens_total(), r.cached_tokens_total(), r.completion_tokens_total(), r.tokens_per_second());
+  out << absl::StrFormat("\nRequests: %d queued, %d in prefill, %d in decode; %d in all, %d failed, %d cancelled, %d resumed\n", r.queued(),
+                         r.prefilling(), r.decoding(), r.requests_total(), r.requests_failed(), r.requests_cancelled(), r.resumes_total());
+  out << absl::StrFormat("Tokens: %d prompt (%d cached), %d output, %.1f tokens/s\n", r.prompt_tokens_total(), r.cached_tokens_total(),
+                         r.completion_tokens_total(), r.tokens_per_second());
   if (r.ttft().count() > 0) {
     Table table({"latency", "p50", "p90", "p99", "count"});
     const auto add = [&](const char* name, const v1::RouterStatus::Latency& l) {
-      table.Add({name, absl::StrFormat("%.1f ms", l.p50_ms()), absl::StrFormat("%.1f ms", l.p90_ms()), absl::StrFormat("%.1f ms", l.p99_ms()), absl::StrCat(l.count())});
+      table.Add({name, absl::StrFormat("%.1f ms", l.p50_ms()), absl::StrFormat("%.1f ms", l.p90_ms()), absl::StrFormat("%.1f ms", l.p99_ms()),
+                 absl::StrCat(l.count())});
     };
     add("TTFT (arrival to first token)", r.ttft());
     add("TPOT (a token after the first)", r.tpot());
@@ -178,7 +184,8 @@ int Status(const std::string& config_path, bool as_json) {
 
 void AddStatus(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("status", "processes, weights, leases, KV pages, batch, tokens/s, TTFT and TPOT");
-  command->footer("Each process is asked itself. Exit code 0 when all of them answer and the node takes requests, else 1.\n\n  watch -n1 hearth status");
+  command->footer(
+      "Each process is asked itself. Exit code 0 when all of them answer and the node takes requests, else 1.\n\n  watch -n1 hearth status");
   auto config = AddConfigOption(*command);
   auto json = std::make_shared<bool>(false);
   command->add_flag("--json", *json, "as one JSON object");

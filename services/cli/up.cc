@@ -34,9 +34,9 @@ constexpr int64_t kBackoffMinNs = 100 * kMs;
 constexpr int64_t kBackoffMaxNs = 5'000 * kMs;
 
 struct Child {
-  std::string name;                // "decode.0"
+  std::string name;  // "decode.0"
   std::vector<std::string> argv;
-  pid_t pid = 0;                   // 0: not running
+  pid_t pid = 0;  // 0: not running
   int64_t started_ns = 0;
   int64_t restart_at_ns = 0;
   int64_t backoff_ns = kBackoffMinNs;
@@ -211,7 +211,8 @@ int Up(const std::string& config_path, bool quiet) {
                                                               error ? error.message() : strerror(errno), ")")));
   }
   if (absl::StatusOr<v1::RouterStatus> other = RouterStatusOf(*config); other.ok()) {
-    return Fail("up", absl::FailedPreconditionError(absl::StrCat("a node named '", config->node_name, "' is already running (router pid ", other->pid(), ")")));
+    return Fail("up", absl::FailedPreconditionError(
+                          absl::StrCat("a node named '", config->node_name, "' is already running (router pid ", other->pid(), ")")));
   }
   WarnOfRemoveIpc(*config);
   if (!quiet) std::cerr << FormatNodeConfig(*config) << "\n";

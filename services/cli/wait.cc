@@ -25,9 +25,9 @@ int Wait(const std::string& config_path, double timeout_s) {
     const absl::StatusOr<v1::RouterStatus> router = RouterStatusOf(*config);
     if (router.ok() && router->ready()) break;
     std::string line = router.ok() ? router->not_ready_reason() : "the router does not answer yet";
-    if (const auto store = StoreStatusOf(*config); store.ok() && store->loading().total_bytes() > 0 && store->loading().phase() == "loading") {
+    if (const auto store = StoreStatusOf(*config); store.ok() && store->loading().total_bytes() > 0) {
       const v1::LoadEvent& l = store->loading();
-      line = "loading " + FormatProgress(l.done_bytes(), l.total_bytes(), l.bytes_per_second(), l.eta_seconds(), terminal);
+      line = l.phase() + " " + FormatProgress(l.done_bytes(), l.total_bytes(), l.bytes_per_second(), l.eta_seconds(), terminal);
     }
     if (terminal) {
       std::cerr << "\r\033[K" << line << std::flush;
@@ -52,9 +52,7 @@ void AddWait(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("wait", "wait until the node answers requests");
   auto config = AddConfigOption(*command);
   auto timeout = std::make_shared<double>(600);
-  command->add_option("--timeout", *timeout, "seconds to wait at most; then exit code 1")
-      ->check(CLI::NonNegativeNumber)
-      ->capture_default_str();
+  command->add_option("--timeout", *timeout, "seconds to wait at most; then exit code 1")->check(CLI::NonNegativeNumber)->capture_default_str();
   command->callback([=, &exit_code] { exit_code = Wait(*config, *timeout); });
 }
 

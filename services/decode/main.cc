@@ -7,16 +7,15 @@ int main(int argc, char** argv) {
   return RunWorkerProcess(
       argc, argv,
       {.kind = "decode",
-       .description = "hearth-decode runs the batch: it takes streams over from prefill (or computes short prompts itself between steps), draws their "
-                      "tokens and streams them to hearth-router.\nIt attaches to hearth-weightstore; a stream outlives it: the next decode worker goes on "
-                      "from the pages.",
+       .description =
+           "hearth-decode runs the batch: it takes streams over from prefill (or computes short prompts itself between steps), draws their "
+           "tokens and streams them to hearth-router.\nIt attaches to hearth-weightstore; a stream outlives it: the next decode worker goes on "
+           "from the pages.",
        .options =
            [](const NodeConfig& c) {
              return StreamLoopOptions{.max_streams = c.max_batch, .busy_chunk_tokens = c.chunk_tokens, .idle_chunk_tokens = c.prefill_chunk_tokens};
            },
-       .make_loop = [](Device& device, const Model& model, const KvPool& kv, PageStore& store,
-                       StreamLoopOptions options) -> std::shared_ptr<StreamLoop> {
-         return std::make_shared<DecodeLoop>(device, model, kv, store, options);
-       },
+       .make_loop = [](Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options)
+           -> std::shared_ptr<StreamLoop> { return std::make_shared<DecodeLoop>(device, model, kv, store, options); },
        .threads = [](const NodeConfig& c) { return c.decode_threads; }});
 }

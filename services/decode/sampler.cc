@@ -7,9 +7,7 @@
 namespace hearth {
 namespace {
 
-bool HasPenalties(const SamplingParams& p) {
-  return p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f || p.repetition_penalty != 1.0f;
-}
+bool HasPenalties(const SamplingParams& p) { return p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f || p.repetition_penalty != 1.0f; }
 
 void ApplyPenalties(const StreamRequest& request, float* logits) {
   const SamplingParams& p = request.sampling;

@@ -29,7 +29,7 @@ class Sampler {
   };
   int32_t Choose(const StreamRequest& request, int64_t vocab);
 
-  std::vector<float> adjusted_;         // [vocab]
+  std::vector<float> adjusted_;  // [vocab]
   std::vector<Candidate> candidates_;
   std::vector<double> weights_;
 };

@@ -14,15 +14,15 @@ int main(int argc, char** argv) {
   return RunWorkerProcess(
       argc, argv,
       {.kind = "prefill",
-       .description = "hearth-prefill computes prompts (all tokens but the last) over the shared weight image and leaves their KV pages to a decode "
-                      "worker.\nIt attaches to hearth-weightstore and serves hearth-router on a Unix socket; restarting it costs no accepted request.",
+       .description =
+           "hearth-prefill computes prompts (all tokens but the last) over the shared weight image and leaves their KV pages to a decode "
+           "worker.\nIt attaches to hearth-weightstore and serves hearth-router on a Unix socket; restarting it costs no accepted request.",
        .options =
            [](const NodeConfig& c) {
-             return StreamLoopOptions{.max_streams = kStreams, .busy_chunk_tokens = c.prefill_chunk_tokens, .idle_chunk_tokens = c.prefill_chunk_tokens};
+             return StreamLoopOptions{
+                 .max_streams = kStreams, .busy_chunk_tokens = c.prefill_chunk_tokens, .idle_chunk_tokens = c.prefill_chunk_tokens};
            },
-       .make_loop = [](Device& device, const Model& model, const KvPool& kv, PageStore& store,
-                       StreamLoopOptions options) -> std::shared_ptr<StreamLoop> {
-         return std::make_shared<PrefillLoop>(device, model, kv, store, options);
-       },
+       .make_loop = [](Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options)
+           -> std::shared_ptr<StreamLoop> { return std::make_shared<PrefillLoop>(device, model, kv, store, options); },
        .threads = [](const NodeConfig& c) { return c.prefill_threads; }});
 }

@@ -34,7 +34,8 @@ absl::StatusOr<ApiKeys> ApiKeys::Load(const std::string& path) {
     const std::string_view key = Trim(line);
     if (!key.empty() && key[0] != '#') keys.keys_.emplace_back(key);
   }
-  if (keys.keys_.empty()) return absl::InvalidArgumentError(absl::StrCat(path, ": holds no key; write one a line, or leave router.api_key_file empty"));
+  if (keys.keys_.empty())
+    return absl::InvalidArgumentError(absl::StrCat(path, ": holds no key; write one a line, or leave router.api_key_file empty"));
   return keys;
 }
 

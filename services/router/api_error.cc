@@ -30,12 +30,8 @@ absl::Status WithCode(absl::Status status, std::string_view code) {
   status.SetPayload(kCode, absl::Cord(Sv(code)));
   return status;
 }
-absl::Status FieldError(std::string_view param, std::string_view message) {
-  return WithParam(absl::InvalidArgumentError(Sv(message)), param);
-}
-absl::Status Unsupported(std::string_view param, std::string_view message) {
-  return WithCode(FieldError(param, message), "unsupported");
-}
+absl::Status FieldError(std::string_view param, std::string_view message) { return WithParam(absl::InvalidArgumentError(Sv(message)), param); }
+absl::Status Unsupported(std::string_view param, std::string_view message) { return WithCode(FieldError(param, message), "unsupported"); }
 absl::Status HttpError(int http_status, std::string_view code, std::string_view message) {
   absl::Status status = absl::InvalidArgumentError(Sv(message));
   status.SetPayload(kHttp, absl::Cord(std::to_string(http_status)));
@@ -73,7 +69,9 @@ ApiError ToApiError(const absl::Status& status) {
 }
 
 std::string RenderError(const ApiError& error) {
-  const auto text = [](const std::optional<std::string>& value) { return value ? nlohmann::ordered_json(ReplaceInvalidUtf8(*value)) : nlohmann::ordered_json(); };
+  const auto text = [](const std::optional<std::string>& value) {
+    return value ? nlohmann::ordered_json(ReplaceInvalidUtf8(*value)) : nlohmann::ordered_json();
+  };
   nlohmann::ordered_json body;
   body["error"]["message"] = ReplaceInvalidUtf8(error.message);
   body["error"]["type"] = error.type;

@@ -96,7 +96,8 @@ absl::StatusOr<ChatPrompt> RenderChat(const ModelInfo& model, const Json& messag
 
   auto rendered = model.chat_template->Render(context, render);
   if (!rendered.ok()) {
-    return WithParam(absl::InvalidArgumentError(absl::StrCat("the model's chat template refuses these messages: ", rendered.status().message())), "messages");
+    return WithParam(absl::InvalidArgumentError(absl::StrCat("the model's chat template refuses these messages: ", rendered.status().message())),
+                     "messages");
   }
   std::vector<RenderedSpan> spans = *std::move(rendered);
   if (options.continue_final_message) RETURN_IF_ERROR(CutAt(mark, &spans));

@@ -19,8 +19,11 @@ std::string UnfinishedTail(const Tokenizer& tokenizer, const std::vector<int32_t
 
 ChoiceText::ChoiceText(const Tokenizer* tokenizer, const std::vector<int32_t>& prompt_ids, const std::vector<std::string>& stops,
                        bool skip_special_tokens)
-    : tokenizer_(tokenizer), skip_special_tokens_(skip_special_tokens), prompt_tail_(UnfinishedTail(*tokenizer, prompt_ids)),
-      text_(stops, tokenizer->decode_style()), counter_({}, tokenizer->decode_style()) {}
+    : tokenizer_(tokenizer),
+      skip_special_tokens_(skip_special_tokens),
+      prompt_tail_(UnfinishedTail(*tokenizer, prompt_ids)),
+      text_(stops, tokenizer->decode_style()),
+      counter_({}, tokenizer->decode_style()) {}
 
 ChoiceDelta ChoiceText::Push(OutputToken token) {
   ChoiceDelta delta;

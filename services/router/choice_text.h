@@ -15,8 +15,7 @@ namespace hearth::router {
 class ChoiceText {
  public:
   // `prompt_ids`: when a prompt (of token ids) ends within a character and the output completes it, the output shows the whole character.
-  ChoiceText(const Tokenizer* tokenizer, const std::vector<int32_t>& prompt_ids, const std::vector<std::string>& stops,
-             bool skip_special_tokens);
+  ChoiceText(const Tokenizer* tokenizer, const std::vector<int32_t>& prompt_ids, const std::vector<std::string>& stops, bool skip_special_tokens);
 
   // `token.is_end`: its text is left out.
   ChoiceDelta Push(OutputToken token);

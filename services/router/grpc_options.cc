@@ -53,7 +53,8 @@ absl::StatusOr<std::shared_ptr<Request>> FromGenerate(const v1::GenerateRequest&
     case v1::GenerateRequest::kText:
       if (!message.parse_special()) {
         // Special tokens in the text are ordinary text here, unlike in a raw HTTP prompt.
-        ASSIGN_OR_RETURN(body["prompt"], model.tokenizer->Encode(message.text(), {.add_special_tokens = message.add_special_tokens(), .parse_special = false}));
+        ASSIGN_OR_RETURN(body["prompt"],
+                         model.tokenizer->Encode(message.text(), {.add_special_tokens = message.add_special_tokens(), .parse_special = false}));
       } else {
         body["prompt"] = message.text();
         body["add_special_tokens"] = message.add_special_tokens();

@@ -21,7 +21,9 @@ absl::StatusOr<int32_t> CheckKey(const ApiKeys& keys, const grpc::CallbackServer
 }
 
 // One Generate or Chat. gRPC's callbacks only post; all state is the loop's. It holds itself until gRPC says OnDone.
-class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>, public RequestSink, public std::enable_shared_from_this<GenerateReactor> {
+class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>,
+                              public RequestSink,
+                              public std::enable_shared_from_this<GenerateReactor> {
  public:
   GenerateReactor(const InferenceService::Parts& parts, grpc::CallbackServerContext* context) : parts_(parts), context_(context) {}
 
@@ -50,7 +52,8 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
       if (request_->options.num_logprobs >= 0) {
         Fill({delta.token->id, delta.token->logprob}, out->add_logprobs());
         auto* top = out->add_top_logprobs();
-        for (size_t i = 0; i < delta.token->top.size() && i < static_cast<size_t>(request_->options.num_logprobs); ++i) Fill(delta.token->top[i], top->add_entries());
+        for (size_t i = 0; i < delta.token->top.size() && i < static_cast<size_t>(request_->options.num_logprobs); ++i)
+          Fill(delta.token->top[i], top->add_entries());
       }
     }
     Push(std::move(event));
@@ -231,7 +234,8 @@ grpc::ServerWriteReactor<v1::GenerateEvent>* InferenceService::Chat(grpc::Callba
   return raw;
 }
 
-grpc::ServerUnaryReactor* InferenceService::Cancel(grpc::CallbackServerContext* context, const v1::CancelRequest* request, v1::CancelResponse* reply) {
+grpc::ServerUnaryReactor* InferenceService::Cancel(grpc::CallbackServerContext* context, const v1::CancelRequest* request,
+                                                   v1::CancelResponse* reply) {
   return Unary(parts_, context, [parts = parts_, request, reply]() -> absl::Status {
     switch (parts.scheduler->CancelById(request->request_id())) {
       case Scheduler::CancelResult::kWasRunning: reply->set_was_running(true); return absl::OkStatus();
@@ -242,11 +246,12 @@ grpc::ServerUnaryReactor* InferenceService::Cancel(grpc::CallbackServerContext* 
   });
 }
 
-grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context, const v1::TokenizeRequest* request, v1::TokenizeResponse* reply) {
+grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext* context, const v1::TokenizeRequest* request,
+                                                     v1::TokenizeResponse* reply) {
   return UnaryWithModel(parts_, context, [request, reply](const ModelInfo& info) -> absl::Status {
     const Tokenizer& tokenizer = *info.tokenizer;
-    ASSIGN_OR_RETURN(const std::vector<int32_t> ids,
-                     tokenizer.Encode(request->text(), {.add_special_tokens = request->add_special_tokens(), .parse_special = request->parse_special()}));
+    ASSIGN_OR_RETURN(const std::vector<int32_t> ids, tokenizer.Encode(request->text(), {.add_special_tokens = request->add_special_tokens(),
+                                                                                        .parse_special = request->parse_special()}));
     for (const int32_t id : ids) {
       reply->add_ids(id);
       reply->add_token_bytes(std::string(tokenizer.TokenBytes(id)));
@@ -255,7 +260,8 @@ grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext
   });
 }
 
-grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request, v1::DetokenizeResponse* reply) {
+grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request,
+                                                       v1::DetokenizeResponse* reply) {
   return UnaryWithModel(parts_, context, [request, reply](const ModelInfo& info) -> absl::Status {
     const int32_t known = std::max(info.vocab_size, info.tokenizer->vocab_size());
     for (const int32_t id : request->ids()) {
@@ -266,7 +272,8 @@ grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerConte
   });
 }
 
-grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerContext* context, const v1::ListModelsRequest*, v1::ListModelsResponse* reply) {
+grpc::ServerUnaryReactor* InferenceService::ListModels(grpc::CallbackServerContext* context, const v1::ListModelsRequest*,
+                                                       v1::ListModelsResponse* reply) {
   return Unary(parts_, context, [parts = parts_, reply]() -> absl::Status {
     const ServedModel::InfoPtr& info = parts.model->current();
     if (info == nullptr) return absl::OkStatus();  // the files of another model are being read

@@ -30,8 +30,10 @@ class InferenceService final : public v1::Inference::CallbackService {
   grpc::ServerWriteReactor<v1::GenerateEvent>* Chat(grpc::CallbackServerContext* context, const v1::ChatRequest* request) override;
   grpc::ServerUnaryReactor* Cancel(grpc::CallbackServerContext* context, const v1::CancelRequest* request, v1::CancelResponse* reply) override;
   grpc::ServerUnaryReactor* Tokenize(grpc::CallbackServerContext* context, const v1::TokenizeRequest* request, v1::TokenizeResponse* reply) override;
-  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request, v1::DetokenizeResponse* reply) override;
-  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* context, const v1::ListModelsRequest* request, v1::ListModelsResponse* reply) override;
+  grpc::ServerUnaryReactor* Detokenize(grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request,
+                                       v1::DetokenizeResponse* reply) override;
+  grpc::ServerUnaryReactor* ListModels(grpc::CallbackServerContext* context, const v1::ListModelsRequest* request,
+                                       v1::ListModelsResponse* reply) override;
 
  private:
   const Parts parts_;

@@ -20,8 +20,9 @@ absl::Status Health::StoreReadiness() {
   }
   if (was_attached_ && absl::Nanoseconds(now_ns - attached_at_ns_) < store_grace_) return absl::OkStatus();
   // Why is for the operator, in the log of the store's client: it names sockets, and a client can do nothing with it.
-  return absl::UnavailableError("the weight store is away; requests are taken again as soon as it is back (operators: `hearth status` and the log of "
-                                "hearth-weightstore say why)");
+  return absl::UnavailableError(
+      "the weight store is away; requests are taken again as soon as it is back (operators: `hearth status` and the log of "
+      "hearth-weightstore say why)");
 }
 
 HealthView Health::Check() {

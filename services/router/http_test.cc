@@ -197,12 +197,15 @@ TEST(HttpTest, ContextLimits) {
   const int32_t context = DemoModel().context_tokens;
   node.prefill->Kill();
   EXPECT_TRUE(WaitFor([&] { return node.Get("/health").status == 200; }));
-  const auto with_prompt = [&](int32_t tokens) { return node.Post("/v1/completions", PromptBody({{"prompt", std::vector<int32_t>(static_cast<size_t>(tokens), 50)}, {"ignore_eos", true}})); };
+  const auto with_prompt = [&](int32_t tokens) {
+    return node.Post("/v1/completions", PromptBody({{"prompt", std::vector<int32_t>(static_cast<size_t>(tokens), 50)}, {"ignore_eos", true}}));
+  };
   for (const int32_t tokens : {context, context + 1}) {
     const auto answer = with_prompt(tokens);
     EXPECT_EQ(answer.status, 400);
     EXPECT_EQ(answer.json()["error"]["code"], "context_length_exceeded");
-    EXPECT_THAT(answer.json()["error"]["message"].get<std::string>(), ::testing::AllOf(HasSubstr(absl::StrCat(context)), HasSubstr(absl::StrCat(tokens))));
+    EXPECT_THAT(answer.json()["error"]["message"].get<std::string>(),
+                ::testing::AllOf(HasSubstr(absl::StrCat(context)), HasSubstr(absl::StrCat(tokens))));
   }
   const Json last = with_prompt(context - 1).json();
   EXPECT_EQ(last["usage"]["completion_tokens"], 1);
@@ -243,13 +246,15 @@ TEST(HttpTest, KeysAndOrigins) {
   EXPECT_THAT(refused.headers.at("www-authenticate"), HasSubstr("Bearer"));
   EXPECT_EQ(refused.headers.at("access-control-allow-origin"), "http://localhost:3000");
   client.Get("/v1/chat/completions",
-             "Origin: http://localhost:3000\r\nAccess-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: authorization,content-type,x-stainless-os\r\n",
+             "Origin: http://localhost:3000\r\nAccess-Control-Request-Method: POST\r\nAccess-Control-Request-Headers: "
+             "authorization,content-type,x-stainless-os\r\n",
              "OPTIONS");
   const auto preflight = client.Read();
   EXPECT_EQ(preflight.status, 204);
   EXPECT_EQ(preflight.headers.at("access-control-allow-headers"), "authorization,content-type,x-stainless-os");
   EXPECT_THAT(preflight.headers.at("access-control-allow-methods"), HasSubstr("POST"));
-  client.Post("/v1/completions", PromptBody({{"stream", true}}).dump(), "Content-Type: application/json\r\nauthorization: bearer  k2\r\nOrigin: http://localhost:3000\r\n");
+  client.Post("/v1/completions", PromptBody({{"stream", true}}).dump(),
+              "Content-Type: application/json\r\nauthorization: bearer  k2\r\nOrigin: http://localhost:3000\r\n");
   const auto stream = client.Read();
   EXPECT_EQ(stream.status, 200);
   EXPECT_EQ(stream.headers.at("access-control-allow-origin"), "http://localhost:3000");
@@ -313,7 +318,8 @@ TEST(HttpTest, EveryPipelinedRequestIsAnsweredThoughTheClientHasClosedItsSide) {
   TestClient client(node.address());
   const std::string body = PromptBody({}).dump();
   std::string all;
-  for (int i = 0; i < 4; ++i) all += absl::StrCat("POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: ", body.size(), "\r\n\r\n", body);
+  for (int i = 0; i < 4; ++i)
+    all += absl::StrCat("POST /v1/completions HTTP/1.1\r\nContent-Type: application/json\r\nContent-Length: ", body.size(), "\r\n\r\n", body);
   client.Send(all + "POST /v1/completions HTTP/1.1\r\nContent-Le");  // and a piece that never becomes one
   client.HalfClose();
   for (int i = 0; i < 4; ++i) EXPECT_EQ(client.Read().status, 200) << i;

@@ -32,7 +32,8 @@ int main(int argc, char** argv) {
     std::fprintf(stderr, "hearth-router: %s\n", std::string(config.status().message()).c_str());
     return hearth::kExitConfig;
   }
-  if (const absl::Status logging = hearth::InitLogging("router", level.empty() ? config->log_level : level); !logging.ok()) return hearth::kExitConfig;
+  if (const absl::Status logging = hearth::InitLogging("router", level.empty() ? config->log_level : level); !logging.ok())
+    return hearth::kExitConfig;
 
   static hearth::StopEvent stop;  // the signals' thread outlives this function
   hearth::InstallStopSignals([] { stop.Set(); });

@@ -68,8 +68,7 @@ struct Metrics::Families {
   prometheus::Counter& resumes = Count("hearth_resumes_total", "Streams that went on in another worker or after a lost place");
   prometheus::Histogram& queue = Seconds("hearth_queue_seconds", "Arrival to the first worker", TtftSeconds());
   prometheus::Histogram& ttft = Seconds("hearth_ttft_seconds", "Arrival to the first token", TtftSeconds());
-  prometheus::Histogram& tpot =
-      Seconds("hearth_tpot_seconds", "Time per output token after the first, one value a stream", TpotSeconds());
+  prometheus::Histogram& tpot = Seconds("hearth_tpot_seconds", "Time per output token after the first, one value a stream", TpotSeconds());
   prometheus::Histogram& itl = Seconds("hearth_itl_seconds", "Gaps between tokens", TpotSeconds());
   prometheus::Histogram& whole = Seconds("hearth_request_seconds", "Arrival to end", WholeSeconds());
 };
@@ -131,8 +130,8 @@ void Metrics::OnMove(const Stream& stream, StreamState from, int64_t now_ns) {
     families_->queue.Observe(static_cast<double>(now_ns - stream.request->arrived_ns) / kNsPerSecond);
   }
   if (stream.state == StreamState::kDone && stream.output_ids.size() > 1) {
-    const double seconds = static_cast<double>(stream.last_token_ns - stream.first_token_ns) / kNsPerSecond /
-                           static_cast<double>(stream.output_ids.size() - 1);
+    const double seconds =
+        static_cast<double>(stream.last_token_ns - stream.first_token_ns) / kNsPerSecond / static_cast<double>(stream.output_ids.size() - 1);
     families_->tpot.Observe(seconds);
     tpot_ms_.Add(seconds * 1e3);
   }

@@ -34,8 +34,8 @@ class Metrics {
   void OnRequestRefused(const std::string& reason);  // "queue_full", "not_ready", "draining"
   void OnRequestEnd(const Request& request);
   void OnMove(const Stream& stream, StreamState from, int64_t now_ns);  // stream.state is the new one
-  void OnAdded();  // a stream, QUEUED
-  void OnToken(const Stream& stream, int64_t now_ns);  // before the stream's token times change
+  void OnAdded();                                                       // a stream, QUEUED
+  void OnToken(const Stream& stream, int64_t now_ns);                   // before the stream's token times change
   void OnResume();
   void OnHttpAnswer(int status);
 

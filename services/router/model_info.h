@@ -19,10 +19,10 @@ namespace hearth::router {
 struct ModelInfo {
   std::string name;  // as clients call it
   std::string architecture;
-  Hash128 fingerprint;  // of the weights that these ids are for, as the store says; zero: not known yet
+  Hash128 fingerprint;               // of the weights that these ids are for, as the store says; zero: not known yet
   int32_t model_context_tokens = 0;  // the checkpoint's own
-  int32_t context_tokens = 0;  // prompt and answer together, as this node can hold them
-  int32_t vocab_size = 0;      // ids from 0 to this are the model's; the tokenizer may know fewer
+  int32_t context_tokens = 0;        // prompt and answer together, as this node can hold them
+  int32_t vocab_size = 0;            // ids from 0 to this are the model's; the tokenizer may know fewer
   std::vector<int32_t> eos_ids;
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<const ChatTemplate> chat_template;  // null: the checkpoint has none, and chat is refused

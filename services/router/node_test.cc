@@ -146,7 +146,8 @@ TEST(SchedulerTest, FairBetweenKeysAndFifoWithin) {
   std::vector<std::unique_ptr<TestClient>> clients;
   const auto send = [&](const char* key, int marker) {
     clients.push_back(std::make_unique<TestClient>(node.address()));
-    clients.back()->Post("/v1/completions", PromptBody({{"prompt", {marker, marker}}}).dump(), absl::StrCat("Content-Type: application/json\r\nAuthorization: Bearer ", key, "\r\n"));
+    clients.back()->Post("/v1/completions", PromptBody({{"prompt", {marker, marker}}}).dump(),
+                         absl::StrCat("Content-Type: application/json\r\nAuthorization: Bearer ", key, "\r\n"));
     const double queued = static_cast<double>(clients.size()) - 1;
     EXPECT_TRUE(WaitFor([&] { return node.Metric("hearth_streams{state=\"queued\"}") == queued && node.decode->running() == 1; }));
   };

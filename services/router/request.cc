@@ -29,9 +29,7 @@ const char* FinishReasonName(FinishReason reason) {
   return "unknown";
 }
 
-bool IsEnd(StreamState state) {
-  return state == StreamState::kDone || state == StreamState::kCancelled || state == StreamState::kFailed;
-}
+bool IsEnd(StreamState state) { return state == StreamState::kDone || state == StreamState::kCancelled || state == StreamState::kFailed; }
 
 bool MayMove(StreamState from, StreamState to) {
   if (IsEnd(from)) return false;

@@ -44,9 +44,9 @@ struct OutputToken {
 
 // What one token, or the end of a choice, adds to what the client has.
 struct ChoiceDelta {
-  std::string text;                 // whole characters; may be empty while a character or a stop string is pending
+  std::string text;                  // whole characters; may be empty while a character or a stop string is pending
   std::optional<OutputToken> token;  // none: text that the end released
-  int32_t text_offset = 0;          // characters of the choice's text before this token
+  int32_t text_offset = 0;           // characters of the choice's text before this token
 };
 
 // What a client asked for, checked.
@@ -117,16 +117,16 @@ struct Request {
   Request(const Request&) = delete;
   Request& operator=(const Request&) = delete;
 
-  std::string id;        // "chatcmpl-..."; what Cancel takes
+  std::string id;                          // "chatcmpl-..."; what Cancel takes
   std::shared_ptr<const ModelInfo> model;  // whose tokenizer made the prompts and reads the answers
-  int32_t key_index = 0;  // which API key: fair share is between these
+  int32_t key_index = 0;                   // which API key: fair share is between these
   int64_t arrived_ns = 0;
   std::vector<std::shared_ptr<const std::vector<int32_t>>> prompts;
   std::string prompt_field = "prompt";  // what the client calls it, for errors
   RequestOptions options;
   std::shared_ptr<RequestSink> sink;
 
-  int32_t cached_prefix_tokens = 0;  // of the first prompt, as Peek said; chooses the path, no more
+  int32_t cached_prefix_tokens = 0;              // of the first prompt, as Peek said; chooses the path, no more
   std::vector<std::shared_ptr<Stream>> streams;  // prompt-major
   absl::Status failure;
 

@@ -75,9 +75,7 @@ absl::Status Router::Init(std::unique_ptr<StoreClient> store, const RouterTimes&
     options.socket_path = config_.StoreSocket();
     options.kind = ClientKind::kRouter;
     options.name = "router";
-    options.on_switch = [this](const Hash128&) {
-      loop_->Post([this] { model_->Refresh(); });
-    };
+    options.on_switch = [this](const Hash128&) { loop_->Post([this] { model_->Refresh(); }); };
     store_ = StoreClient::Start(std::move(options));
   }
   model_ = std::make_unique<ServedModel>(loop_.get(), store_.get(), config_, std::move(model));
@@ -114,8 +112,9 @@ absl::Status Router::Init(std::unique_ptr<StoreClient> store, const RouterTimes&
 }
 
 absl::Status Router::StartHttp(const RouterTimes& times) {
-  HttpApi::Parts parts{loop_.get(), model_.get(), keys_.get(), origins_.get(), scheduler_.get(), health_.get(), metrics_.get(), peek_.get(),
-                       config_.max_tokens_default};
+  HttpApi::Parts parts{loop_.get(),    model_.get(),     keys_.get(),
+                       origins_.get(), scheduler_.get(), health_.get(),
+                       metrics_.get(), peek_.get(),      config_.max_tokens_default};
   http_api_ = std::make_unique<HttpApi>(parts);
   HttpServerOptions options;
   options.max_body_bytes = config_.max_body_bytes;
@@ -131,8 +130,8 @@ absl::Status Router::StartHttp(const RouterTimes& times) {
 }
 
 absl::Status Router::StartGrpc() {
-  inference_ = std::make_unique<InferenceService>(InferenceService::Parts{loop_.get(), model_.get(), keys_.get(), scheduler_.get(), health_.get(),
-                                                                          peek_.get(), config_.max_tokens_default});
+  inference_ = std::make_unique<InferenceService>(
+      InferenceService::Parts{loop_.get(), model_.get(), keys_.get(), scheduler_.get(), health_.get(), peek_.get(), config_.max_tokens_default});
   if (config_.grpc_listen.empty()) return absl::OkStatus();
   grpc::EnableDefaultHealthCheckService(true);
   grpc::reflection::InitProtoReflectionServerBuilderPlugin();

@@ -49,7 +49,7 @@ struct Scheduler::Track {
   int64_t cached_tokens = 0;        // of its prompt, as the store predicted; chooses the path, no more
   int lost = 0;                     // workers lost in a row without a token gained
   int64_t waiting_since_ns = 0;
-  int64_t refused_since_ns = 0;     // 0: not refused since it last ran
+  int64_t refused_since_ns = 0;  // 0: not refused since it last ran
 
   int64_t arrived_ns() const { return owner->arrived_ns; }
 };
@@ -96,11 +96,12 @@ absl::Status Scheduler::Admit(const Request& request) const {
     if (static_cast<int64_t>(prompt->size()) < model.context_tokens) continue;
     const std::string context = model.context_tokens == model.model_context_tokens
                                     ? absl::StrFormat("This model's context is %d tokens", model.context_tokens)
-                                    : absl::StrFormat("This node's KV pool holds a context of %d tokens (the model's own is %d)", model.context_tokens,
-                                                      model.model_context_tokens);
-    return WithCode(FieldError(request.prompt_field, absl::StrFormat("%s; the prompt has %d, which leaves none for an answer. Shorten it to at most %d tokens.",
-                                                                     context, prompt->size(), model.context_tokens - 1)),
-                    "context_length_exceeded");
+                                    : absl::StrFormat("This node's KV pool holds a context of %d tokens (the model's own is %d)",
+                                                      model.context_tokens, model.model_context_tokens);
+    return WithCode(
+        FieldError(request.prompt_field, absl::StrFormat("%s; the prompt has %d, which leaves none for an answer. Shorten it to at most %d tokens.",
+                                                         context, prompt->size(), model.context_tokens - 1)),
+        "context_length_exceeded");
   }
   if (draining_) return absl::UnavailableError("the node is stopping: send the request again to its successor");
   absl::Status ready = gate_ ? gate_() : absl::OkStatus();
@@ -112,8 +113,7 @@ absl::Status Scheduler::Admit(const Request& request) const {
   if (ready.ok() && !model_->Serves(model)) ready = Replaced();
   RETURN_IF_ERROR(ready);
   if (waiting_requests_ >= options_.max_queue) {
-    return absl::ResourceExhaustedError(
-        absl::StrFormat("%d requests are waiting already (router.max_queue): try again shortly", waiting_requests_));
+    return absl::ResourceExhaustedError(absl::StrFormat("%d requests are waiting already (router.max_queue): try again shortly", waiting_requests_));
   }
   return absl::OkStatus();
 }
@@ -267,7 +267,8 @@ void Scheduler::Dispatch() {
 void Scheduler::StartCall(const TrackPtr& track, WorkerLink* link) {
   Stream& stream = *track->stream;
   const RequestOptions& options = track->owner->options;
-  if (const std::string& weights = link->status().generation(); stream.generation.empty() && !weights.empty() && !model_->IsOf(weights, *track->owner->model)) {
+  if (const std::string& weights = link->status().generation();
+      stream.generation.empty() && !weights.empty() && !model_->IsOf(weights, *track->owner->model)) {
     if (Refused(track, link, OtherWeights(*link))) Enqueue(track, true);
     return;
   }
@@ -300,8 +301,13 @@ void Scheduler::StartCall(const TrackPtr& track, WorkerLink* link) {
   track->ref = ref;
   // The closures outlive the scheduler only until it goes: its destructor cancels every call, and a cancelled call is silent.
   track->call = link->Continue(
-      value, [this, track, ref, alive = alive_](const v1::StreamEvent& event) { if (*alive) OnEvent(track, ref, event); },
-      [this, track, ref, alive = alive_](const absl::Status& status) { if (*alive) OnCallDone(track, ref, status); });
+      value,
+      [this, track, ref, alive = alive_](const v1::StreamEvent& event) {
+        if (*alive) OnEvent(track, ref, event);
+      },
+      [this, track, ref, alive = alive_](const absl::Status& status) {
+        if (*alive) OnCallDone(track, ref, status);
+      });
 }
 
 bool Scheduler::Refused(const TrackPtr& track, WorkerLink* link, const absl::Status& why) {
@@ -348,9 +354,7 @@ void Scheduler::OnEvent(const TrackPtr& track, const std::shared_ptr<CallRef>& r
       handoff_.push_back(track);
       ScheduleDispatch();
       return;
-    case v1::StreamEvent::kToken:
-      OnToken(track, event.token());
-      return;
+    case v1::StreamEvent::kToken: OnToken(track, event.token()); return;
     case v1::StreamEvent::kFinished:
       if (event.finished().reason() == v1::StreamEvent::Finished::REASON_PREEMPTED) {
         EndCall(track, false);
@@ -361,8 +365,7 @@ void Scheduler::OnEvent(const TrackPtr& track, const std::shared_ptr<CallRef>& r
         FinishChoice(track, eos ? FinishReason::kStop : FinishReason::kLength);
       }
       return;
-    case v1::StreamEvent::EVENT_NOT_SET:
-      return;
+    case v1::StreamEvent::EVENT_NOT_SET: return;
   }
 }
 
@@ -580,8 +583,8 @@ void Scheduler::EndIfComplete(Request* request, bool tell) {
   const Usage usage = request->usage();
   if (const auto permit = LogAllowed("request-end", 60)) {
     const Stream& first = *request->streams.front();
-    spdlog::info("{} {}: {} prompt tokens ({} cached), {} out, first token after {} ms, {} s in all{}", request->id,
-                 StreamStateName(first.state), usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens,
+    spdlog::info("{} {}: {} prompt tokens ({} cached), {} out, first token after {} ms, {} s in all{}", request->id, StreamStateName(first.state),
+                 usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens,
                  first.first_token_ns ? fmt::format("{:.0f}", static_cast<double>(first.first_token_ns - request->arrived_ns) / 1e6) : "-",
                  fmt::format("{:.2f}", absl::ToDoubleSeconds(Since(request->arrived_ns))),
                  permit->suppressed ? fmt::format(" ({} requests not shown)", permit->suppressed) : "");

@@ -84,7 +84,8 @@ void ServedModel::OnRead(const Wanted& read, absl::StatusOr<ModelInfo> info) {
     // With the same weights under an older directory's tokenizer `current_` stays, and requests are served.
     failure_ = info.status();
     if (const auto permit = LogAllowed("model-read", 4)) {
-      spdlog::error("the store serves {}, whose tokenizer this router can't use: {}; trying again", wanted_.model_dir, std::string(failure_.message()));
+      spdlog::error("the store serves {}, whose tokenizer this router can't use: {}; trying again", wanted_.model_dir,
+                    std::string(failure_.message()));
     }
     retry_timer_ = loop_->After(kRetry, [this] { StartReading(); });
   }
@@ -103,7 +104,8 @@ void ServedModel::WhenRead(std::function<void(absl::StatusOr<InfoPtr>)> use) {
   if (current_ != nullptr) return use(current_);
   if (!failure_.ok()) return use(Readiness());
   if (static_cast<int64_t>(waiting_.size()) >= config_.max_queue) {
-    return use(absl::ResourceExhaustedError(absl::StrFormat("%d requests are waiting already (router.max_queue): try again shortly", waiting_.size())));
+    return use(
+        absl::ResourceExhaustedError(absl::StrFormat("%d requests are waiting already (router.max_queue): try again shortly", waiting_.size())));
   }
   waiting_.push_back(std::move(use));
 }

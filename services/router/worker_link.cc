@@ -65,10 +65,14 @@ class ContinueCall final : public WorkerCall, public grpc::ClientReadReactor<v1:
 
 }  // namespace
 
-WorkerLink::WorkerLink(EventLoop* loop, Kind kind, std::string name, const std::string& socket_path, LinkTimes times,
-                       std::function<void()> on_change)
-    : loop_(loop), kind_(kind), name_(std::move(name)), times_(times), on_change_(std::move(on_change)),
-      stub_(v1::Worker::NewStub(UnixChannel(socket_path))), away_since_ns_(MonotonicNowNs()) {
+WorkerLink::WorkerLink(EventLoop* loop, Kind kind, std::string name, const std::string& socket_path, LinkTimes times, std::function<void()> on_change)
+    : loop_(loop),
+      kind_(kind),
+      name_(std::move(name)),
+      times_(times),
+      on_change_(std::move(on_change)),
+      stub_(v1::Worker::NewStub(UnixChannel(socket_path))),
+      away_since_ns_(MonotonicNowNs()) {
   Poll();
 }
 

@@ -17,9 +17,9 @@
 namespace hearth::router {
 
 struct LinkTimes {
-  absl::Duration poll_ready = absl::Seconds(1);         // between questions to a worker that answers
-  absl::Duration poll_away = absl::Milliseconds(200);   // and to one that does not
-  absl::Duration answer = absl::Milliseconds(2500);     // a worker that takes longer is away (stopped, hung)
+  absl::Duration poll_ready = absl::Seconds(1);        // between questions to a worker that answers
+  absl::Duration poll_away = absl::Milliseconds(200);  // and to one that does not
+  absl::Duration answer = absl::Milliseconds(2500);    // a worker that takes longer is away (stopped, hung)
 };
 
 // A running Continue. Events are those of this call only; after `on_done` or Cancel nothing more comes.

@@ -24,8 +24,7 @@ void FillLoadEvent(const LoadState& state, v1::LoadEvent* event) {
 }
 
 grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachEvent>* AttachReactor::Make(
-    Store& store, const NodeConfig& config, absl::StatusOr<Caller> caller,
-    std::function<void(const std::shared_ptr<AttachReactor>&, bool)> track) {
+    Store& store, const NodeConfig& config, absl::StatusOr<Caller> caller, std::function<void(const std::shared_ptr<AttachReactor>&, bool)> track) {
   auto reactor = std::shared_ptr<AttachReactor>(new AttachReactor(store, config, caller.ok() ? *caller : Caller{}));
   reactor->self_ = reactor;
   reactor->track_ = std::move(track);
@@ -58,10 +57,9 @@ void AttachReactor::OnReadDone(bool ok) {
       Send(std::move(event), true);
       break;
     }
-    case v1::AttachRequest::kGoodbye:
-      store_.Goodbye(this);
-      return End(absl::OkStatus());
-    case v1::AttachRequest::MESSAGE_NOT_SET: return End(absl::InvalidArgumentError("Attach: a message of an unknown kind; is the client newer than the store?"));
+    case v1::AttachRequest::kGoodbye: store_.Goodbye(this); return End(absl::OkStatus());
+    case v1::AttachRequest::MESSAGE_NOT_SET:
+      return End(absl::InvalidArgumentError("Attach: a message of an unknown kind; is the client newer than the store?"));
   }
   StartRead(&in_);
 }

@@ -21,7 +21,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1
  public:
   // Lives until gRPC is done with it and nobody holds it as a sink. Without a caller the stream ends with that status.
   static grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachEvent>* Make(Store& store, const NodeConfig& config, absl::StatusOr<Caller> caller,
-                                                                            std::function<void(const std::shared_ptr<AttachReactor>&, bool)> track);
+                                                                           std::function<void(const std::shared_ptr<AttachReactor>&, bool)> track);
 
   void SendReady(const GenerationPtr& generation) override;
   void SendSwitch(const GenerationPtr& generation) override;
@@ -53,7 +53,7 @@ class AttachReactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1
   std::mutex mutex_;
   std::deque<v1::AttachEvent> queue_;
   v1::AttachEvent out_;
-  bool busy_ = false;      // a write or the end is under way
+  bool busy_ = false;  // a write or the end is under way
   bool finished_ = false;
   std::optional<grpc::Status> end_;
 };

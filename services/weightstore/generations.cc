@@ -20,9 +20,9 @@
 namespace hearth {
 namespace {
 
-constexpr int64_t kPoolTokensMin = 32'768;    // one long conversation
-constexpr int64_t kPoolTokensMax = 262'144;   // by default; a configured size may be larger
-constexpr uint64_t kRowsPerPage = 4;          // a published page is shared by some streams; rows are 64 bytes, pages some 10 KB to MB
+constexpr int64_t kPoolTokensMin = 32'768;   // one long conversation
+constexpr int64_t kPoolTokensMax = 262'144;  // by default; a configured size may be larger
+constexpr uint64_t kRowsPerPage = 4;         // a published page is shared by some streams; rows are 64 bytes, pages some 10 KB to MB
 constexpr uint64_t kRowsMin = 4096;
 constexpr int64_t kAllocationStepUs = 30'000'000;  // one step of a pool's allocation takes tenths of a second; a loaded machine, seconds
 
@@ -39,8 +39,8 @@ uint64_t SourceStamp(const std::string& model_dir) {
   std::vector<std::string> lines;
   while (const dirent* entry = readdir(dir)) {
     const std::string name = entry->d_name;
-    const bool counts = name == "config.json" || name == "generation_config.json" || name.ends_with(".safetensors") ||
-                        name.ends_with(".safetensors.index.json");
+    const bool counts =
+        name == "config.json" || name == "generation_config.json" || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
     struct stat st;
     if (!counts || stat((model_dir + "/" + name).c_str(), &st) != 0) continue;
     lines.push_back(absl::StrCat(name, " ", st.st_size, " ", st.st_mtim.tv_sec, ".", st.st_mtim.tv_nsec, "\n"));
@@ -56,7 +56,8 @@ uint64_t SourceStamp(const std::string& model_dir) {
 bool HasLivingLease(StoreTable& table) {
   for (int64_t i = 0; i < kLeasesMax; ++i) {
     const LeaseEntry& lease = table.leases()[i];
-    if (lease.state.load(std::memory_order_acquire) == static_cast<uint32_t>(LeaseState::kLive) && IsAlive({lease.pid, lease.start_ticks})) return true;
+    if (lease.state.load(std::memory_order_acquire) == static_cast<uint32_t>(LeaseState::kLive) && IsAlive({lease.pid, lease.start_ticks}))
+      return true;
   }
   return false;
 }
@@ -84,13 +85,12 @@ absl::StatusOr<Generations::Sizes> Generations::SizesFor(const std::string& conf
   if (config_.kv_pool_bytes > 0) {
     sizes.geometry.num_pages = static_cast<uint64_t>(config_.kv_pool_bytes) / page_bytes;
     if (sizes.geometry.num_pages == 0) {
-      return absl::InvalidArgumentError(absl::StrCat("weightstore.kv_pool_bytes = ", config_.kv_pool_bytes, " holds no page: one page of ", kPageTokens,
-                                                     " tokens of this model has ", page_bytes, " bytes"));
+      return absl::InvalidArgumentError(absl::StrCat("weightstore.kv_pool_bytes = ", config_.kv_pool_bytes, " holds no page: one page of ",
+                                                     kPageTokens, " tokens of this model has ", page_bytes, " bytes"));
     }
   } else {
-    const int64_t tokens = config_.kv_pool_tokens > 0
-                               ? config_.kv_pool_tokens
-                               : std::clamp(config_.max_batch * model.max_position_embeddings, kPoolTokensMin, kPoolTokensMax);
+    const int64_t tokens = config_.kv_pool_tokens > 0 ? config_.kv_pool_tokens
+                                                      : std::clamp(config_.max_batch * model.max_position_embeddings, kPoolTokensMin, kPoolTokensMax);
     sizes.geometry.num_pages = static_cast<uint64_t>((tokens + kPageTokens - 1) / kPageTokens);
   }
   sizes.table.num_pages = sizes.geometry.num_pages;
@@ -185,7 +185,8 @@ absl::StatusOr<GenerationPtr> Generations::Open(const Hash128& id, bool adopted)
   generation->sequence = generation->table->header().sequence;
   if (adopted) {
     // Who looks at the files must see that they have an owner again.
-    ASSIGN_OR_RETURN(ShmRegion manifest, ShmRegion::Open(place_.Path(kManifestWhat, id), RegionKind::kManifest, kManifestVersion, MapMode::kReadWrite));
+    ASSIGN_OR_RETURN(ShmRegion manifest,
+                     ShmRegion::Open(place_.Path(kManifestWhat, id), RegionKind::kManifest, kManifestVersion, MapMode::kReadWrite));
     manifest.SetOwner(SelfProcess());
     generation->pool->region()->SetOwner(SelfProcess());
     generation->table->region().SetOwner(SelfProcess());
@@ -348,7 +349,8 @@ absl::StatusOr<GenerationPtr> Generations::Load(const LoadRequestOptions& option
   if (!id.ok() && absl::IsResourceExhausted(id.status()) && !All().empty()) {
     if (!options.replace) {
       finish();
-      return absl::ResourceExhaustedError(absl::StrCat(id.status().message(), "; this is beside the generation that is served now: `hearth load --replace`"
+      return absl::ResourceExhaustedError(absl::StrCat(id.status().message(),
+                                                       "; this is beside the generation that is served now: `hearth load --replace`"
                                                        " lets its streams end and drops it first"));
     }
     spdlog::info("both generations don't fit ({}): draining the present one", std::string(id.status().message()));

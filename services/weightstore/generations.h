@@ -16,11 +16,11 @@
 #include "common/base/hash.h"
 #include "common/base/node_config.h"
 #include "common/base/status.h"
+#include "common/image/image_builder.h"
 #include "common/shm/kv_pool.h"
 #include "common/shm/region.h"
 #include "common/shm/store_table.h"
 #include "common/shm/weight_image.h"
-#include "common/image/image_builder.h"
 #include "services/weightstore/page_table.h"
 
 namespace hearth {
@@ -46,9 +46,9 @@ struct LoadState {
 
 struct LoadRequestOptions {
   std::string model_dir;
-  bool replace = false;                             // where both don't fit: drain the present one and drop it first
+  bool replace = false;  // where both don't fit: drain the present one and drop it first
   std::function<bool()> cancelled;
-  std::function<void(const LoadState&)> progress;   // this caller's; events().on_progress comes as well
+  std::function<void(const LoadState&)> progress;  // this caller's; events().on_progress comes as well
 };
 
 class Generations {
@@ -68,7 +68,7 @@ class Generations {
   absl::StatusOr<GenerationPtr> Load(const LoadRequestOptions& options);
 
   GenerationPtr Find(const Hash128& id) const;
-  GenerationPtr Newest() const;        // null: none is READY
+  GenerationPtr Newest() const;  // null: none is READY
   // Decode: the oldest generation with streams, which only it can end; prefill, and decode where no streams are: the newest. Null: wait for the
   // next.
   GenerationPtr ForNewWorker(LeaseKind kind) const;

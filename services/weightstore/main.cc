@@ -113,9 +113,10 @@ int Run(const NodeConfig& config) {
     const double seconds = static_cast<double>(MonotonicNowNs() - started_ns) * 1e-9;
     service.SetReadySeconds(seconds);
     const GenerationPtr newest = store.generations().Newest();
-    const std::string summary = newest == nullptr ? "ready" : absl::StrCat(newest->adopted ? "adopted " : "loaded ", newest->image->model_dir(), ", ",
-                                                                           HumanBytes(static_cast<double>(newest->image->total_bytes())), ", ",
-                                                                           newest->table->num_pages(), " KV pages");
+    const std::string summary = newest == nullptr ? "ready"
+                                                  : absl::StrCat(newest->adopted ? "adopted " : "loaded ", newest->image->model_dir(), ", ",
+                                                                 HumanBytes(static_cast<double>(newest->image->total_bytes())), ", ",
+                                                                 newest->table->num_pages(), " KV pages");
     spdlog::info("READY after {}: {}", HumanDuration(seconds), summary);
     NotifyReady(summary);
   }
@@ -143,7 +144,10 @@ int main(int argc, char** argv) {
   CLI11_PARSE(app, argc, argv);
 
   const absl::StatusOr<hearth::NodeConfig> config = hearth::ReadNodeConfig(config_path);
-  if (const absl::Status logging = hearth::InitLogging("weightstore", !level.empty() ? level : config.ok() ? config->log_level : "info"); !logging.ok()) {
+  if (const absl::Status logging = hearth::InitLogging("weightstore", !level.empty() ? level
+                                                                      : config.ok()  ? config->log_level
+                                                                                     : "info");
+      !logging.ok()) {
     fprintf(stderr, "%s\n", logging.ToString().c_str());
     return hearth::kExitConfig;
   }

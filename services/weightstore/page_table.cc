@@ -182,8 +182,7 @@ int64_t PageTable::Peek(const std::vector<int32_t>& token_ids) const {
   return static_cast<int64_t>(best) * kPageTokens;
 }
 
-absl::StatusOr<std::vector<PageTable::Row>> PageTable::Match(uint64_t lease_id, const Hash128& request,
-                                                            const std::vector<int32_t>& token_ids) {
+absl::StatusOr<std::vector<PageTable::Row>> PageTable::Match(uint64_t lease_id, const Hash128& request, const std::vector<int32_t>& token_ids) {
   std::lock_guard lock(mutex_);
   ASSIGN_OR_RETURN(const LeaseEntry* lease, LiveLease(lease_id));
   RowsByIndex existing;
@@ -229,11 +228,12 @@ absl::Status PageTable::NeedRows(int64_t count, const char* what) const {
 }
 
 absl::StatusOr<std::vector<PageTable::Row>> PageTable::Alloc(uint64_t lease_id, const Hash128& request, int32_t first_index, int32_t count,
-                                                            int32_t at_least) {
+                                                             int32_t at_least) {
   std::lock_guard lock(mutex_);
   ASSIGN_OR_RETURN(const LeaseEntry* lease, LiveLease(lease_id));
   if (first_index < 0 || count < 1 || static_cast<int64_t>(first_index) + count > kPagesPerStreamMax) {
-    return absl::InvalidArgumentError(absl::StrCat("Alloc of pages [", first_index, ", +", count, "): a stream has pages 0 to ", kPagesPerStreamMax - 1));
+    return absl::InvalidArgumentError(
+        absl::StrCat("Alloc of pages [", first_index, ", +", count, "): a stream has pages 0 to ", kPagesPerStreamMax - 1));
   }
   if (at_least < 0 || at_least > count) return absl::InvalidArgumentError(absl::StrCat("Alloc of at least ", at_least, " of ", count, " pages"));
   if (at_least == 0) at_least = count;
@@ -362,8 +362,8 @@ absl::Status PageTable::Seal(uint64_t lease_id, const Hash128& request, const st
     if (StateOf<PageState>(entry.state) == PageState::kSealed) continue;
     const KvPageHeader& header = pool_->header(page);
     if (!IsFull(page)) {
-      return absl::FailedPreconditionError(absl::StrCat("page ", index, " of stream ", request.ToHex(), " holds ",
-                                                        header.tokens_valid.load(), " of ", kPageTokens, " tokens: only full pages are sealed"));
+      return absl::FailedPreconditionError(absl::StrCat("page ", index, " of stream ", request.ToHex(), " holds ", header.tokens_valid.load(), " of ",
+                                                        kPageTokens, " tokens: only full pages are sealed"));
     }
     Hash128 parent;
     uint32_t inherited = 0;
@@ -528,8 +528,11 @@ std::vector<PageTable::Lease> PageTable::Leases() const {
     const auto state = StateOf<LeaseState>(lease.state);
     if (state == LeaseState::kFree) continue;
     const auto rows = rows_of_lease_.find(lease.lease_id);
-    result.push_back({lease.lease_id, state, rows == rows_of_lease_.end() ? 0 : rows->second,
-                      {lease.kind, {lease.pid, lease.start_ticks}, lease.numerics, std::string(lease.name, strnlen(lease.name, sizeof(lease.name)))}});
+    result.push_back(
+        {lease.lease_id,
+         state,
+         rows == rows_of_lease_.end() ? 0 : rows->second,
+         {lease.kind, {lease.pid, lease.start_ticks}, lease.numerics, std::string(lease.name, strnlen(lease.name, sizeof(lease.name)))}});
   }
   return result;
 }

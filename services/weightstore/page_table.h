@@ -30,11 +30,11 @@
 namespace hearth {
 
 struct PageTableOptions {
-  Hash128 fingerprint;                   // of the model: goes into every page's hash
-  bool reuse_decoded_pages = true;       // false: Match and Peek see only pages that the prefill form wrote throughout
-  int64_t orphan_grace_ns = 0;           // rows of a dead lease wait so long for a Take
-  std::function<int64_t()> now_ns;       // CLOCK_MONOTONIC; empty: the system's
-  std::function<void()> after_store;     // tests: called after each single store into shared memory
+  Hash128 fingerprint;                // of the model: goes into every page's hash
+  bool reuse_decoded_pages = true;    // false: Match and Peek see only pages that the prefill form wrote throughout
+  int64_t orphan_grace_ns = 0;        // rows of a dead lease wait so long for a Take
+  std::function<int64_t()> now_ns;    // CLOCK_MONOTONIC; empty: the system's
+  std::function<void()> after_store;  // tests: called after each single store into shared memory
 };
 
 class PageTable {
@@ -95,7 +95,7 @@ class PageTable {
 
   std::vector<Lease> Leases() const;  // live and dead
   Counts Count() const;
-  bool HasStreams() const;            // any row: a restarted worker belongs here
+  bool HasStreams() const;               // any row: a restarted worker belongs here
   std::vector<std::string> TakeNotes();  // what adoption had to mend, for the log
 
   // The router frees a stream when its request ends. One that lost its journal never will; by then the stream is cheaper to recompute than to keep.

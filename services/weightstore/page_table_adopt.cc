@@ -84,7 +84,8 @@ void PageTable::Adopt(const std::function<bool(const ProcessId&)>& alive) {
 
   for (int64_t i = 0; i < kLeasesMax; ++i) {
     LeaseEntry& lease = leases_[i];
-    if (lease.state.load() == static_cast<uint32_t>(LeaseState::kDead) && !rows_of_lease_.contains(lease.lease_id)) Put(lease.state, LeaseState::kFree);
+    if (lease.state.load() == static_cast<uint32_t>(LeaseState::kDead) && !rows_of_lease_.contains(lease.lease_id))
+      Put(lease.state, LeaseState::kFree);
   }
   if (bad_leases + bad_rows + bad_pages > 0) {
     notes_.push_back(absl::StrCat("the table held ", bad_leases, " leases, ", bad_rows, " rows and ", bad_pages,

@@ -83,7 +83,8 @@ class World {
     std::vector<uint8_t> bytes(table_->region().body_bytes() + headers_bytes());
     memcpy(bytes.data(), table_->region().body(), table_->region().body_bytes());
     for (int32_t page = 0; page < table_->num_pages(); ++page) {
-      memcpy(bytes.data() + table_->region().body_bytes() + static_cast<size_t>(page) * kPageHeaderBytes, static_cast<const void*>(&pool_->header(page)), kPageHeaderBytes);
+      memcpy(bytes.data() + table_->region().body_bytes() + static_cast<size_t>(page) * kPageHeaderBytes,
+             static_cast<const void*>(&pool_->header(page)), kPageHeaderBytes);
     }
     return bytes;
   }
@@ -91,7 +92,8 @@ class World {
     pages_.reset();
     memcpy(table_->region().body(), bytes.data(), table_->region().body_bytes());
     for (int32_t page = 0; page < table_->num_pages(); ++page) {
-      memcpy(static_cast<void*>(&pool_->header(page)), bytes.data() + table_->region().body_bytes() + static_cast<size_t>(page) * kPageHeaderBytes, kPageHeaderBytes);
+      memcpy(static_cast<void*>(&pool_->header(page)), bytes.data() + table_->region().body_bytes() + static_cast<size_t>(page) * kPageHeaderBytes,
+             kPageHeaderBytes);
     }
   }
 
@@ -109,7 +111,9 @@ class World {
       const RowEntry& r = table_->rows()[i];
       if (r.state == 0) continue;
       const bool sealed = table_->pages()[r.page].state == static_cast<uint32_t>(PageState::kSealed);
-      const bool fresh = state.emplace(std::pair(r.request.low ^ (r.request.high * 0x9e3779b97f4a7c15), r.index), Reference{r.lease_id, r.state, r.page, sealed}).second;
+      const bool fresh =
+          state.emplace(std::pair(r.request.low ^ (r.request.high * 0x9e3779b97f4a7c15), r.index), Reference{r.lease_id, r.state, r.page, sealed})
+              .second;
       EXPECT_TRUE(fresh) << "two rows for one index of a stream";
     }
     return state;
@@ -364,7 +368,7 @@ TEST(PageTable, TheLongestChainWinsOverThePurest) {
   World world(8);
   world.Start();
   world.Lease(kA);
-  world.Publish(kA, kR1, Tokens(64), 64);            // one page by prefill
+  world.Publish(kA, kR1, Tokens(64), 64);                      // one page by prefill
   const auto longer = world.Publish(kA, kR2, Tokens(128), 0);  // two by decode
   EXPECT_EQ(PagesOf(*world->Match(kA, kR3, Tokens(129))), PagesOf(longer));
 }
@@ -387,9 +391,9 @@ TEST(PageTable, SealWantsFullPagesInOrderAndRepeats) {
   world.Fill(rows[0].page, tokens, 0);
   world.Fill(rows[1].page, tokens, 64);
   world.Fill(rows[2].page, tokens, 128, 64, 63);
-  EXPECT_TRUE(absl::IsFailedPrecondition(world->Seal(kA, kR1, {1})));      // its parent is not sealed
-  EXPECT_TRUE(absl::IsFailedPrecondition(world->Seal(kB, kR1, {0})));      // not his
-  EXPECT_TRUE(absl::IsInvalidArgument(world->Seal(kA, kR1, {0, 2})));      // not consecutive
+  EXPECT_TRUE(absl::IsFailedPrecondition(world->Seal(kA, kR1, {1})));  // its parent is not sealed
+  EXPECT_TRUE(absl::IsFailedPrecondition(world->Seal(kB, kR1, {0})));  // not his
+  EXPECT_TRUE(absl::IsInvalidArgument(world->Seal(kA, kR1, {0, 2})));  // not consecutive
   EXPECT_TRUE(absl::IsNotFound(world->Seal(kA, kR1, {3})));
   EXPECT_TRUE(absl::IsFailedPrecondition(world->Seal(kA, kR1, {0, 1, 2})));  // the last is not full; the others are sealed
   EXPECT_TRUE(world->Seal(kA, kR1, {0, 1}).ok());
@@ -429,7 +433,7 @@ TEST(PageTable, LeastRecentlyUsedIsEvictedFirstAndHeldNever) {
   ASSERT_THAT(*world->Match(kA, kR1, Tokens(65, 1000)), SizeIs(1));  // used again: two is now the oldest
   ASSERT_TRUE(world->Free(kA, kR1, 0).ok());
   EXPECT_EQ(world->Count().sealed_cached, 2);
-  world.Start();  // the order survives the process
+  world.Start();                                  // the order survives the process
   ASSERT_TRUE(world->Alloc(kA, kR4, 0, 1).ok());  // the free one
   EXPECT_EQ(PagesOf(*world->Alloc(kA, kR4, 1, 1)), PagesOf(two));
   EXPECT_THAT(*world->Match(kA, kR2, Tokens(65, 2000)), IsEmpty());
@@ -614,23 +618,54 @@ std::vector<Step> Day() {
       {"lease A", lease(kA), {}},
       {"lease B", lease(kB), {}},
       {"alloc", [](PageTable& t) { return t.Alloc(kA, kR1, 0, 3).status(); }, {}},
-      {"seal", [](PageTable& t) { return t.Seal(kA, kR1, {0, 1}); }, fill(kR1, {0, 1})},
+      {"seal",
+       [](PageTable& t) {
+         return t.Seal(kA, kR1, {0, 1});
+       },
+       fill(kR1, {0, 1})},
       {"alloc equal", [](PageTable& t) { return t.Alloc(kA, kR2, 0, 2).status(); }, {}},
-      {"seal equal", [](PageTable& t) { return t.Seal(kA, kR2, {0, 1}); }, fill(kR2, {0, 1})},
+      {"seal equal",
+       [](PageTable& t) {
+         return t.Seal(kA, kR2, {0, 1});
+       },
+       fill(kR2, {0, 1})},
       {"match", [tokens](PageTable& t) { return t.Match(kB, kR3, tokens()).status(); }, {}},
       {"alloc behind the match", [](PageTable& t) { return t.Alloc(kB, kR3, 2, 1).status(); }, {}},
       {"offer", [](PageTable& t) { return t.Offer(kA, kR1); }, {}},
       {"take", [](PageTable& t) { return t.Take(kB, kR1, &holder).status(); }, {}},
       {"free the tail", [](PageTable& t) { return t.Free(kB, kR1, 1); }, {}},
       {"free all", [](PageTable& t) { return t.Free(kB, kR1, 0); }, {}},
-      {"reattach", [](PageTable& t) { return t.Reattach(kB, {static_cast<int32_t>(kB), 1}, {}); }, {}},
-      {"end A", [](PageTable& t) { t.EndLease(kA); return absl::OkStatus(); }, {}},
+      {"reattach",
+       [](PageTable& t) {
+         return t.Reattach(kB, {static_cast<int32_t>(kB), 1}, {});
+       },
+       {}},
+      {"end A",
+       [](PageTable& t) {
+         t.EndLease(kA);
+         return absl::OkStatus();
+       },
+       {}},
       {"take an orphan", [](PageTable& t) { return t.Take(kB, kR2, &holder).status(); }, {}},
-      {"end B", [](PageTable& t) { t.EndLease(kB); return absl::OkStatus(); }, {}},
-      {"sweep", [](PageTable& t) { t.Sweep(); return absl::OkStatus(); }, [](World& world) { world.now += kGrace; }},
+      {"end B",
+       [](PageTable& t) {
+         t.EndLease(kB);
+         return absl::OkStatus();
+       },
+       {}},
+      {"sweep",
+       [](PageTable& t) {
+         t.Sweep();
+         return absl::OkStatus();
+       },
+       [](World& world) { world.now += kGrace; }},
       {"lease C", lease(kC), {}},
       {"alloc with eviction", [](PageTable& t) { return t.Alloc(kC, kR4, 0, 6).status(); }, {}},
-      {"seal over the evicted", [](PageTable& t) { return t.Seal(kC, kR4, {0, 1, 2}); }, fill(kR4, {0, 1, 2})},
+      {"seal over the evicted",
+       [](PageTable& t) {
+         return t.Seal(kC, kR4, {0, 1, 2});
+       },
+       fill(kR4, {0, 1, 2})},
   };
 }
 
@@ -678,7 +713,8 @@ TEST(PageTableCrash, AfterEverySingleStoreNothingRepliedIsLostAndNothingLeaks) {
         const auto later = after.find(key);
         ASSERT_TRUE(earlier != before.end() || later != after.end()) << "a row from nowhere";
         const auto one_of = [&](auto field) {
-          return (earlier != before.end() && earlier->second.*field == reference.*field) || (later != after.end() && later->second.*field == reference.*field);
+          return (earlier != before.end() && earlier->second.*field == reference.*field) ||
+                 (later != after.end() && later->second.*field == reference.*field);
         };
         EXPECT_TRUE(one_of(&World::Reference::lease));
         EXPECT_TRUE(one_of(&World::Reference::state));

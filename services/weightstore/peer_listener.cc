@@ -47,8 +47,8 @@ absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Start(const std::str
   if (rc != 0 || chmod(socket_path.c_str(), mode) != 0 || listen(fd, kBacklog) != 0) {
     const int why = rc != 0 ? error : errno;
     close(fd);
-    const std::string message = absl::StrCat("listening on ", socket_path, ": ", strerror(why), ": is node.runtime_dir there, and writable by user ",
-                                             geteuid(), "?");
+    const std::string message =
+        absl::StrCat("listening on ", socket_path, ": ", strerror(why), ": is node.runtime_dir there, and writable by user ", geteuid(), "?");
     return why == ENOENT ? absl::NotFoundError(message) : absl::PermissionDeniedError(message);
   }
   auto listener = std::unique_ptr<PeerListener>(new PeerListener(socket_path, fd, server));
@@ -93,7 +93,8 @@ void PeerListener::Run() {
     if (fd >= 0) {
       HandOver(fd);
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      if (auto permit = LogAllowed("accept", 2)) spdlog::warn("accepting on {}: {} ({} equal lines not shown)", path_, strerror(errno), permit->suppressed);
+      if (auto permit = LogAllowed("accept", 2))
+        spdlog::warn("accepting on {}: {} ({} equal lines not shown)", path_, strerror(errno), permit->suppressed);
       poll(&fds[1], 1, 100);  // the connection stays in the queue
     }
   }

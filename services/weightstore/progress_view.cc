@@ -38,7 +38,7 @@ void ProgressView::Show(const LoadState& state) {
     NotifyStatus(absl::StrCat(state.phase, " ", state.model_dir, moves ? absl::StrCat(": ", Line(state.progress, false)) : ""));
   }
   if (moves && terminal_) {
-    fprintf(stderr, "\r%s\033[K", Line(state.progress, true).c_str());
+    fprintf(stderr, "\r%s %s\033[K", state.phase.c_str(), Line(state.progress, true).c_str());
     fflush(stderr);
     line_open_ = true;
   } else if (state.phase != last_phase_ || (moves && now - last_line_ns_ >= kLineEveryNs)) {

@@ -131,7 +131,8 @@ grpc::ServerWriteReactor<v1::LoadEvent>* StoreService::Load(Context* context, co
   const absl::StatusOr<Caller> caller = CallerOf(context);
   absl::Status refused = caller.status();
   if (refused.ok() && caller->uid != geteuid() && caller->uid != 0) {
-    refused = absl::PermissionDeniedError(absl::StrCat("only the store's own user (", geteuid(), ") and root may load a model, this is user ", caller->uid));
+    refused = absl::PermissionDeniedError(
+        absl::StrCat("only the store's own user (", geteuid(), ") and root may load a model, this is user ", caller->uid));
   }
   if (refused.ok() && request->model_dir().empty()) refused = absl::InvalidArgumentError("model_dir is empty");
   if (!refused.ok()) {

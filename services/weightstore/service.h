@@ -64,9 +64,9 @@ class StoreService final : public v1::Store::CallbackService {
   std::atomic<bool> stopping_{false};
   std::mutex mutex_;
   std::set<std::shared_ptr<AttachReactor>> streams_;
-  std::condition_variable wake_;   // load_ or stopping_ has changed
-  std::optional<LoadJob> load_;    // waits for the thread, or runs in it: there is one at a time
-  std::thread load_thread_;        // last: it uses the others
+  std::condition_variable wake_;  // load_ or stopping_ has changed
+  std::optional<LoadJob> load_;   // waits for the thread, or runs in it: there is one at a time
+  std::thread load_thread_;       // last: it uses the others
 };
 
 }  // namespace hearth

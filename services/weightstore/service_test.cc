@@ -162,8 +162,10 @@ class StoreTest : public testing::Test {
   }
 
   void WriteConfig(const std::string& model, const std::string& more = "", int pool_tokens = 2048) {
-    std::ofstream(dir_ + "/node.toml") << "[node]\nname = \"t\"\nruntime_dir = \"" << dir_ << "/run\"\nshm_dir = \"" << shm_ << "\"\n[model]\npath = \"" << model
-                                       << "\"\n[weightstore]\nkv_pool_tokens = " << pool_tokens << "\norphan_grace_ms = 1500\n" << more;
+    std::ofstream(dir_ + "/node.toml") << "[node]\nname = \"t\"\nruntime_dir = \"" << dir_ << "/run\"\nshm_dir = \"" << shm_
+                                       << "\"\n[model]\npath = \"" << model << "\"\n[weightstore]\nkv_pool_tokens = " << pool_tokens
+                                       << "\norphan_grace_ms = 1500\n"
+                                       << more;
   }
   std::string Socket() const { return dir_ + "/run/t.weightstore.sock"; }
   std::string Log() const {
@@ -197,8 +199,15 @@ class StoreTest : public testing::Test {
     return found;
   }
   std::unique_ptr<StoreClient> Attach(const std::string& name, ClientKind kind = ClientKind::kDecode) {
-    auto client = StoreClient::Start({.socket_path = Socket(), .kind = kind, .name = name, .numerics = 1,
-                                      .on_switch = [this](const Hash128& to) { switched_to_ = to; ++switches_; },
+    auto client = StoreClient::Start({.socket_path = Socket(),
+                                      .kind = kind,
+                                      .name = name,
+                                      .numerics = 1,
+                                      .on_switch =
+                                          [this](const Hash128& to) {
+                                            switched_to_ = to;
+                                            ++switches_;
+                                          },
                                       .on_lost = [this](const absl::Status&) { ++losses_; }});
     const auto generation = client->WaitForGeneration({}, MonotonicNowNs() + 10'000'000'000);
     EXPECT_TRUE(generation.ok()) << generation.status();
@@ -492,7 +501,8 @@ TEST_F(StoreTest, AStoppedStoreStallsNobodyForLongAndComesBack) {
 // One Attach stream on a connection of its own, said by hand: what a store client does in which order does not matter here.
 class RawStream {
  public:
-  RawStream(const std::string& socket, const v1::AttachRequest::Hello& hello) : stub_(v1::Store::NewStub(UnixChannel(socket))), stream_(stub_->Attach(&context_)) {
+  RawStream(const std::string& socket, const v1::AttachRequest::Hello& hello)
+      : stub_(v1::Store::NewStub(UnixChannel(socket))), stream_(stub_->Attach(&context_)) {
     v1::AttachRequest request;
     *request.mutable_hello() = hello;
     stream_->Write(request);
@@ -801,7 +811,8 @@ TEST_F(StoreTest, StoppingUnderCallsEndsCleanly) {
         hello.set_attempt(1);
         RawStream stream(Socket(), hello);
         v1::PagesResponse rows;
-        while (!done) answered += stream.Alloc({static_cast<uint64_t>(i), static_cast<uint64_t>(round) + 1}, 0, 1, &rows) == grpc::StatusCode::OK ? 1 : 0;
+        while (!done)
+          answered += stream.Alloc({static_cast<uint64_t>(i), static_cast<uint64_t>(round) + 1}, 0, 1, &rows) == grpc::StatusCode::OK ? 1 : 0;
       });
     }
     EXPECT_TRUE(Eventually(5, [&] { return answered > 100; }));
@@ -833,7 +844,8 @@ TEST_F(StoreTest, ASecondStoreIsRefusedAndNamesTheFirst) {
   EXPECT_THAT(Log(), HasSubstr(absl::StrCat("process ", store_->pid())));
   // Also where only the shared memory is common.
   fs::create_directory(dir_ + "/run2");
-  std::ofstream(dir_ + "/node.toml") << "[node]\nname = \"t\"\nruntime_dir = \"" << dir_ << "/run2\"\nshm_dir = \"" << shm_ << "\"\n[model]\npath = \"" << ModelDir() << "\"\n";
+  std::ofstream(dir_ + "/node.toml") << "[node]\nname = \"t\"\nruntime_dir = \"" << dir_ << "/run2\"\nshm_dir = \"" << shm_
+                                     << "\"\n[model]\npath = \"" << ModelDir() << "\"\n";
   auto third = Launch();
   EXPECT_EQ(third->Wait(5), kExitFailure);
   EXPECT_THAT(Log(), HasSubstr(absl::StrCat("process ", store_->pid(), " owns")));

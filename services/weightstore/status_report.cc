@@ -25,8 +25,8 @@ void FillGeneration(const Generations& generations, const Generation& g, int32_t
   const std::vector<uint64_t> segments = g.image->segment_bytes();
   for (size_t k = 0; k < segments.size(); ++k) {
     out.add_segment_bytes(segments[k]);
-    absl::StatusOr<ShmRegion> region =
-        ShmRegion::Open(generations.place().Path(SegmentWhat(static_cast<int64_t>(k)), g.id), RegionKind::kSegment, kSegmentVersion, MapMode::kReadOnly);
+    absl::StatusOr<ShmRegion> region = ShmRegion::Open(generations.place().Path(SegmentWhat(static_cast<int64_t>(k)), g.id), RegionKind::kSegment,
+                                                       kSegmentVersion, MapMode::kReadOnly);
     if (!region.ok() || segments[k] == 0) continue;
     const auto sampled = SamplePagesPerNode(region->body(), std::min<uint64_t>(region->body_bytes(), segments[k]), kSamplesPerSegment);
     if (!sampled.ok()) {

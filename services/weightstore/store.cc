@@ -36,8 +36,7 @@ Store::Store(const NodeConfig& config)
                                 [this] {
                                   for (const auto& sink : Sinks([](const Session& s) { return s.generation != nullptr; })) sink->SendSwitch(nullptr);
                                 }}) {
-  watch_ = std::make_unique<LeaseWatch>(
-      LeaseWatch::Callbacks{.on_exit = [this](uint64_t lease) { OnExit(lease); }, .on_tick = [this] { OnTick(); }});
+  watch_ = std::make_unique<LeaseWatch>(LeaseWatch::Callbacks{.on_exit = [this](uint64_t lease) { OnExit(lease); }, .on_tick = [this] { OnTick(); }});
 }
 
 Store::~Store() { watch_.reset(); }
@@ -130,7 +129,8 @@ absl::Status Store::AttachNew(Session* session, Welcome* welcome) {
 // Ends what the same name, or the same process under it, had before; refuses it while another living process has it.
 absl::Status Store::ReleaseName(const Session& session) {
   const auto refuse = [&](const ProcessId& other) {
-    return absl::AlreadyExistsError(absl::StrCat("'", session.spec.name, "' is process ", other.pid, ", which is alive: two workers can't share a name"));
+    return absl::AlreadyExistsError(
+        absl::StrCat("'", session.spec.name, "' is process ", other.pid, ", which is alive: two workers can't share a name"));
   };
   for (const auto& [sink, other] : sessions_) {
     if (other.router || other.generation != nullptr || other.spec.name != session.spec.name) continue;
@@ -206,14 +206,14 @@ absl::StatusOr<int64_t> Store::Peek(const Hash128& id, const std::vector<int32_t
 }
 
 absl::StatusOr<std::vector<PageTable::Row>> Store::Match(const Caller& caller, uint64_t lease, const Hash128& request,
-                                                        const std::vector<int32_t>& token_ids) {
+                                                         const std::vector<int32_t>& token_ids) {
   std::lock_guard lock(mutex_);
   ASSIGN_OR_RETURN(const GenerationPtr generation, Attached(caller, lease));
   return generation->pages->Match(lease, request, token_ids);
 }
 
 absl::StatusOr<std::vector<PageTable::Row>> Store::Alloc(const Caller& caller, uint64_t lease, const Hash128& request, int32_t first_index,
-                                                        int32_t count, int32_t at_least) {
+                                                         int32_t count, int32_t at_least) {
   std::lock_guard lock(mutex_);
   ASSIGN_OR_RETURN(const GenerationPtr generation, Attached(caller, lease));
   absl::StatusOr<std::vector<PageTable::Row>> rows = generation->pages->Alloc(lease, request, first_index, count, at_least);

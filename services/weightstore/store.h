@@ -52,7 +52,7 @@ struct Welcome {
   uint64_t lease_id = 0;
   GenerationPtr generation;  // null: none is READY for it yet
   LoadState loading;
-  bool drain = false;        // its generation is superseded: a switch follows
+  bool drain = false;  // its generation is superseded: a switch follows
   GenerationPtr newest;
 };
 
@@ -71,7 +71,8 @@ class Store {
   void Detach(const AttachSink* sink);   // the stream has ended; without a goodbye the lease becomes suspect
 
   absl::StatusOr<int64_t> Peek(const Hash128& generation, const std::vector<int32_t>& token_ids);
-  absl::StatusOr<std::vector<PageTable::Row>> Match(const Caller& caller, uint64_t lease, const Hash128& request, const std::vector<int32_t>& token_ids);
+  absl::StatusOr<std::vector<PageTable::Row>> Match(const Caller& caller, uint64_t lease, const Hash128& request,
+                                                    const std::vector<int32_t>& token_ids);
   absl::StatusOr<std::vector<PageTable::Row>> Alloc(const Caller& caller, uint64_t lease, const Hash128& request, int32_t first_index, int32_t count,
                                                     int32_t at_least);
   absl::Status Seal(const Caller& caller, uint64_t lease, const Hash128& request, const std::vector<int32_t>& indexes);

@@ -59,12 +59,13 @@ absl::Status Run(Flags flags) {
     for (int64_t step = 0; step <= flags.steps; ++step) {
       if (step == 1) begin = MonotonicNowNs();  // the first step warms up
       std::vector<ModelHarness::Part> parts;
-      for (size_t i = 0; i < batch; ++i) parts.push_back({&streams[i], Ids(1, static_cast<uint32_t>(step * 7 + static_cast<int64_t>(i)), harness->vocab())});
+      for (size_t i = 0; i < batch; ++i)
+        parts.push_back({&streams[i], Ids(1, static_cast<uint32_t>(step * 7 + static_cast<int64_t>(i)), harness->vocab())});
       RETURN_IF_ERROR(harness->Step(Form::kDecode, parts, false).status());
     }
     const double seconds = static_cast<double>(MonotonicNowNs() - begin) / 1e9;
-    std::printf("decode  batch %zu:      %10.1f tokens/s  (%.3f ms a step)\n", batch, static_cast<double>(batch) * static_cast<double>(flags.steps) / seconds,
-                seconds * 1e3 / static_cast<double>(flags.steps));
+    std::printf("decode  batch %zu:      %10.1f tokens/s  (%.3f ms a step)\n", batch,
+                static_cast<double>(batch) * static_cast<double>(flags.steps) / seconds, seconds * 1e3 / static_cast<double>(flags.steps));
   }
   return absl::OkStatus();
 }

@@ -108,7 +108,8 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
     scratch.Reserve(Scratch::Bytes<float>(kPageTokens * kv_dim) + Scratch::Bytes<bf16>(kPageTokens * (key_dim + value_dim)) +
                     Scratch::Bytes<SoftmaxState>(kQueryBlock) + Scratch::Bytes<float>(kQueryBlock * value_dim) + Scratch::Bytes<float>(kPageTokens) +
-                    Scratch::Bytes<bf16>(kQueryBlock * (key_dim + a.rope_dim)) + Scratch::Bytes<float>(LinearTermsScratch(kPageTokens, kv_dim, a.terms)));
+                    Scratch::Bytes<bf16>(kQueryBlock * (key_dim + a.rope_dim)) +
+                    Scratch::Bytes<float>(LinearTermsScratch(kPageTokens, kv_dim, a.terms)));
     float* expanded = scratch.Take<float>(kPageTokens * kv_dim);
     bf16* keys_values = scratch.Take<bf16>(kPageTokens * (key_dim + value_dim));
     SoftmaxState* states = scratch.Take<SoftmaxState>(kQueryBlock);
@@ -226,8 +227,8 @@ void HostOps::AttendAbsorbed(const MlaAttentionArgs& a) {
         continue;
       }
       for (int64_t h = 0; h < heads; ++h) {
-        kernels_.attention_expanded(queries + h * query_dim, cached, 2 * width, cached, 2 * width, cached, 2 * width, seen, 2 * width, width, 2 * width,
-                                    a.softmax_scale, &states[h], sums + h * sum_dim, scores);
+        kernels_.attention_expanded(queries + h * query_dim, cached, 2 * width, cached, 2 * width, cached, 2 * width, seen, 2 * width, width,
+                                    2 * width, a.softmax_scale, &states[h], sums + h * sum_dim, scores);
       }
     }
     for (int64_t h = 0; h < heads; ++h) {
@@ -237,7 +238,8 @@ void HostOps::AttendAbsorbed(const MlaAttentionArgs& a) {
       }
       Normalise(states[h], sum, a.rank);
       SplitTerms(kernels_, sum, a.rank, a.terms, latent);
-      LinearTerms(kernels_, a.kv_b.Rows((first_head + h) * kv_dim + a.nope, a.v_dim), latent, a.rank, 1, a.terms, value, a.v_dim, 0, a.v_dim, products);
+      LinearTerms(kernels_, a.kv_b.Rows((first_head + h) * kv_dim + a.nope, a.v_dim), latent, a.rank, 1, a.terms, value, a.v_dim, 0, a.v_dim,
+                  products);
       StoreResult(a, value, row.row, first_head + h);
     }
   });

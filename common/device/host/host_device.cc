@@ -85,8 +85,8 @@ class HostDeviceImpl : public HostDevice {
     caps_.activation_terms = options.activation_terms;
     caps_.numerics = HostNumerics(isa, options.activation_terms);
     caps_.description = absl::StrCat(num_threads, num_threads == 1 ? " thread" : " threads",
-                                     pool_.num_pools() > 1 ? absl::StrCat(" in ", pool_.num_pools(), " pools") : "", ", ", Sv(IsaName(isa)), options.activation_terms > 1 ? ", activations in two BF16 terms" : "",
-                                     " (supported: ", SupportedNames(), ")");
+                                     pool_.num_pools() > 1 ? absl::StrCat(" in ", pool_.num_pools(), " pools") : "", ", ", Sv(IsaName(isa)),
+                                     options.activation_terms > 1 ? ", activations in two BF16 terms" : "", " (supported: ", SupportedNames(), ")");
     caps_.memory_budget_bytes = budget_->limit;
     caps_.num_threads = num_threads;
   }
@@ -103,10 +103,9 @@ class HostDeviceImpl : public HostDevice {
     uint64_t used = budget_->used.load(std::memory_order_relaxed);
     do {
       if (rounded > budget_->limit - used) {
-        return absl::ResourceExhaustedError(absl::StrCat("device memory: ", HumanBytes(static_cast<double>(rounded)), " needed, ",
-                                                         HumanBytes(static_cast<double>(budget_->limit - used)), " of the budget of ",
-                                                         HumanBytes(static_cast<double>(budget_->limit)),
-                                                         " left; raise the budget or use smaller batches"));
+        return absl::ResourceExhaustedError(absl::StrCat(
+            "device memory: ", HumanBytes(static_cast<double>(rounded)), " needed, ", HumanBytes(static_cast<double>(budget_->limit - used)),
+            " of the budget of ", HumanBytes(static_cast<double>(budget_->limit)), " left; raise the budget or use smaller batches"));
       }
     } while (!budget_->used.compare_exchange_weak(used, used + rounded, std::memory_order_relaxed));
     void* data = std::aligned_alloc(64, std::max<size_t>(rounded, 64));
@@ -124,9 +123,7 @@ class HostDeviceImpl : public HostDevice {
 
   std::unique_ptr<Stream> MakeStream(std::string name) override { return std::make_unique<HostStream>(std::move(name)); }
   std::unique_ptr<Event> MakeEvent() override { return std::make_unique<HostEvent>(); }
-  std::unique_ptr<Actor> Spawn(std::string name, std::function<void()> body) override {
-    return std::make_unique<HostActor>(name, std::move(body));
-  }
+  std::unique_ptr<Actor> Spawn(std::string name, std::function<void()> body) override { return std::make_unique<HostActor>(name, std::move(body)); }
   std::unique_ptr<HostSignal> MakeSignal() override { return std::make_unique<HostEventCount>(); }
 
   WaitResult HostWait(HostSignal& signal, uint64_t seen, const WaitLimits& limits) override {
@@ -169,9 +166,9 @@ absl::StatusOr<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceO
     return absl::InvalidArgumentError(absl::StrCat("host device: activations of ", options.activation_terms, " BF16 terms; supported: 1, 2"));
   }
   if (options.num_threads < 0 || options.num_pools < 1 || (!options.cpus.empty() && static_cast<int>(options.cpus.size()) != options.num_pools)) {
-    return absl::InvalidArgumentError(absl::StrCat("host device: ", options.num_threads, " threads, ", options.num_pools, " pools, cores for ",
-                                                   options.cpus.size(), " pools: threads can't be negative, there is at least one pool, and cores are ",
-                                                   "listed for each pool or for none"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("host device: ", options.num_threads, " threads, ", options.num_pools, " pools, cores for ", options.cpus.size(),
+                     " pools: threads can't be negative, there is at least one pool, and cores are ", "listed for each pool or for none"));
   }
   const int num_threads = options.num_threads > 0 ? options.num_threads : CoresOfThisProcess();
   return std::make_unique<HostDeviceImpl>(options, isa, num_threads);

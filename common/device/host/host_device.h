@@ -18,11 +18,11 @@
 namespace hearth {
 
 struct HostDeviceOptions {
-  std::optional<Isa> isa;             // none: the best that this CPU supports
-  int num_threads = 0;                // 0: as many as this process may run on
-  int num_pools = 1;                  // one per NUMA shard of the experts; at most num_threads are made
-  std::vector<std::vector<int>> cpus; // by pool: cores to pin its threads to; empty: not pinned
-  uint64_t memory_budget_bytes = 0;   // 0: no limit but the machine's
+  std::optional<Isa> isa;              // none: the best that this CPU supports
+  int num_threads = 0;                 // 0: as many as this process may run on
+  int num_pools = 1;                   // one per NUMA shard of the experts; at most num_threads are made
+  std::vector<std::vector<int>> cpus;  // by pool: cores to pin its threads to; empty: not pinned
+  uint64_t memory_budget_bytes = 0;    // 0: no limit but the machine's
   // 1: matrix inputs and KV are plain BF16. 2: both are high + low (terms.h): F32 accuracy (mean logit error 1e-5 instead of 1e-2) for twice the KV bytes
   // and, where weights do not come from DRAM, about twice the time. The KV pool must be made for it: Model::kv_geometry has the row.
   int activation_terms = 1;

@@ -103,7 +103,8 @@ TEST(HostOps, LinearIsTheSameForAnyThreadsAndBatch) {
     auto single = MakeDevice(isa, 1);
     auto stream = single->MakeStream("s");
     for (int64_t i = 0; i < m; ++i) {
-      single->ops().Linear(*stream, {.w = View(w, rows, cols), .x = x.data() + i * cols, .ldx = cols, .m = 1, .y = alone.data() + i * rows, .ldy = rows});
+      single->ops().Linear(*stream,
+                           {.w = View(w, rows, cols), .x = x.data() + i * cols, .ldx = cols, .m = 1, .y = alone.data() + i * rows, .ldy = rows});
     }
     for (int threads = 1; threads <= 3; ++threads) {
       auto device = MakeDevice(isa, threads);
@@ -112,7 +113,8 @@ TEST(HostOps, LinearIsTheSameForAnyThreadsAndBatch) {
       EXPECT_EQ(alone, together) << IsaName(isa) << ", " << threads << " threads";
     }
     double expected = 0;
-    for (int64_t c = 0; c < cols; ++c) expected += static_cast<double>(ToFloat(x[static_cast<size_t>(5 * cols + c)])) * ToFloat(w[static_cast<size_t>(9 * cols + c)]);
+    for (int64_t c = 0; c < cols; ++c)
+      expected += static_cast<double>(ToFloat(x[static_cast<size_t>(5 * cols + c)])) * ToFloat(w[static_cast<size_t>(9 * cols + c)]);
     EXPECT_NEAR(alone[5 * rows + 9], expected, 1e-4);
   }
 }
@@ -144,7 +146,8 @@ TEST(HostOps, GateWorksInF32OnTheResidual) {
         const int64_t e = ids[static_cast<size_t>(token * top_k + j)];
         double logit = 0;
         for (int64_t i = 0; i < hidden; ++i) {
-          logit += x[static_cast<size_t>(token * hidden + i)] * scale * norm[static_cast<size_t>(i)] * ToFloat(w[static_cast<size_t>(e * hidden + i)]);
+          logit +=
+              x[static_cast<size_t>(token * hidden + i)] * scale * norm[static_cast<size_t>(i)] * ToFloat(w[static_cast<size_t>(e * hidden + i)]);
         }
         // BF16 activations would be off by about 1e-3 here.
         EXPECT_NEAR(weights[static_cast<size_t>(token * top_k + j)], 1.0 / (1.0 + std::exp(-logit)), 1e-5) << IsaName(isa);

@@ -42,8 +42,7 @@ void RowToFloat(const WeightView& table, int64_t row, float* out) {
       for (int64_t i = 0; i < n; ++i) out[i] = F8E4M3ToFloat(p[i]) * scales[i / kScaleBlock];
       return;
     }
-    case DType::kInvalid:
-      break;
+    case DType::kInvalid: break;
   }
   HEARTH_CHECK(false && "a table without dtype");
 }
@@ -76,8 +75,7 @@ HostOps::HostOps(ThreadPool& pool, const KernelTable& kernels, int64_t parallel_
 
 void HostOps::Embed(Stream& stream, const EmbedArgs& a) {
   if (!AsHost(stream).alive()) return;
-  pool_.ParallelFor(Parallel(a.m * a.table.cols), a.m,
-                    [&](int64_t m, int) { RowToFloat(a.table, a.token_ids[m], a.out + m * a.table.cols); });
+  pool_.ParallelFor(Parallel(a.m * a.table.cols), a.m, [&](int64_t m, int) { RowToFloat(a.table, a.token_ids[m], a.out + m * a.table.cols); });
 }
 
 void HostOps::RmsNorm(Stream& stream, const RmsNormArgs& a) {
@@ -119,8 +117,9 @@ void HostOps::ToBf16(Stream& stream, const ToBf16Args& a) {
 
 void HostOps::SiluMul(Stream& stream, const SiluMulArgs& a) {
   if (!AsHost(stream).alive()) return;
-  pool_.ParallelFor(Parallel(a.m * a.n * 8), a.m,
-                    [&](int64_t m, int) { SiluMulTerms(kernels_, a.gate + m * a.ld, a.up + m * a.ld, a.n, a.terms, a.out + m * a.terms * a.n, a.n); });
+  pool_.ParallelFor(Parallel(a.m * a.n * 8), a.m, [&](int64_t m, int) {
+    SiluMulTerms(kernels_, a.gate + m * a.ld, a.up + m * a.ld, a.n, a.terms, a.out + m * a.terms * a.n, a.n);
+  });
 }
 
 void HostOps::Add(Stream& stream, const AddArgs& a) {

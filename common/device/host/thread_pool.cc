@@ -32,8 +32,8 @@ ThreadPool::ThreadPool(const Options& options)
   cpus_.resize(static_cast<size_t>(num_pools_));
   for (int worker = 1; worker < num_threads_; ++worker) {
     threads_.emplace_back([this, worker] { Loop(worker); });
-    NameAndPin(threads_.back(), "pool" + std::to_string(pool_of(worker)) + "." + std::to_string(worker),
-               cpus_[static_cast<size_t>(pool_of(worker))], worker / num_pools_);
+    NameAndPin(threads_.back(), "pool" + std::to_string(pool_of(worker)) + "." + std::to_string(worker), cpus_[static_cast<size_t>(pool_of(worker))],
+               worker / num_pools_);
   }
 }
 
@@ -71,8 +71,7 @@ void ThreadPool::ParallelFor(bool parallel, int64_t num_tasks, absl::FunctionRef
   if (num_tasks <= 0) return;
   std::atomic<int64_t> next{0};
   Run(parallel && num_tasks > 1, [&](int worker) {
-    for (int64_t task = next.fetch_add(1, std::memory_order_relaxed); task < num_tasks;
-         task = next.fetch_add(1, std::memory_order_relaxed)) {
+    for (int64_t task = next.fetch_add(1, std::memory_order_relaxed); task < num_tasks; task = next.fetch_add(1, std::memory_order_relaxed)) {
       body(task, worker);
     }
   });

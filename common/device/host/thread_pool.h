@@ -19,9 +19,9 @@ inline void CpuRelax() { __builtin_ia32_pause(); }
 class ThreadPool {
  public:
   struct Options {
-    int num_threads = 1;                   // the caller is one of them
-    int num_pools = 1;                     // at most num_threads; thread w belongs to pool w % num_pools
-    std::vector<std::vector<int>> cpus;    // by pool: where its threads are pinned; empty: nowhere
+    int num_threads = 1;                 // the caller is one of them
+    int num_pools = 1;                   // at most num_threads; thread w belongs to pool w % num_pools
+    std::vector<std::vector<int>> cpus;  // by pool: where its threads are pinned; empty: nowhere
   };
   explicit ThreadPool(const Options& options);
   ~ThreadPool();

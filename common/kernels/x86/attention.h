@@ -25,8 +25,7 @@ struct KeyPiece {
 };
 
 template <class V, class D, int R, int T>
-__attribute__((noinline)) void ScoreTile(const KeyPiece (&pieces)[2], int64_t head, int64_t position, float scale,
-                                         float* scores) {
+__attribute__((noinline)) void ScoreTile(const KeyPiece (&pieces)[2], int64_t head, int64_t position, float scale, float* scores) {
   typename D::Acc acc[R][T];
   ZeroTile<V, D, R, T>(acc);
 #pragma GCC unroll 2
@@ -69,8 +68,7 @@ void AdvanceSoftmax(float* scores, int64_t count, SoftmaxState* state, float* ac
   }
   if (max > state->max) {
     const float factor = ExpOne<V>(state->max - max);
-    for (int64_t i = 0; i < n; i += V::kLanes)
-      V::StoreN(acc + i, V::Mul(V::LoadN(acc + i, n - i), V::Set(factor)), n - i);
+    for (int64_t i = 0; i < n; i += V::kLanes) V::StoreN(acc + i, V::Mul(V::LoadN(acc + i, n - i), V::Set(factor)), n - i);
     state->sum *= factor;
     state->max = max;
   }
@@ -83,8 +81,7 @@ void AdvanceSoftmax(float* scores, int64_t count, SoftmaxState* state, float* ac
 // acc[h, c..] += sum_j p[h, j] v[j, c..] for H heads and C vectors of columns, j ascending; kTail: one vector of n
 // columns.
 template <class V, int H, int C, bool kTail>
-HEARTH_INLINE void AddValuesTile(const float* p, const bf16* v, int64_t ldv, int64_t count, float* acc, int64_t ldacc,
-                                 int64_t n) {
+HEARTH_INLINE void AddValuesTile(const float* p, const bf16* v, int64_t ldv, int64_t count, float* acc, int64_t ldacc, int64_t n) {
   static_assert(!kTail || C == 1);
   typename V::F sum[H][C];
 #pragma GCC unroll 8
@@ -132,11 +129,9 @@ HEARTH_INLINE void AddValuesTile(const float* p, const bf16* v, int64_t ldv, int
 }
 
 template <class V, int H, int C>
-__attribute__((noinline)) void AddValuesRow(const float* p, const bf16* v, int64_t ldv, int64_t count, float* acc,
-                                            int64_t ldacc, int64_t n) {
+__attribute__((noinline)) void AddValuesRow(const float* p, const bf16* v, int64_t ldv, int64_t count, float* acc, int64_t ldacc, int64_t n) {
   int64_t c = 0;
-  for (; c + C * V::kLanes <= n; c += C * V::kLanes)
-    AddValuesTile<V, H, C, false>(p, v + c, ldv, count, acc + c, ldacc, 0);
+  for (; c + C * V::kLanes <= n; c += C * V::kLanes) AddValuesTile<V, H, C, false>(p, v + c, ldv, count, acc + c, ldacc, 0);
   for (; c < n; c += V::kLanes) AddValuesTile<V, H, 1, true>(p, v + c, ldv, count, acc + c, ldacc, n - c);
 }
 
@@ -151,8 +146,8 @@ void AddValues(const float* p, const bf16* v, int64_t ldv, int64_t count, int64_
 }
 
 template <class Path>
-void MlaAbsorbed(const bf16* q_latent, const bf16* q_rope, const bf16* kv, int64_t count, int64_t heads, int64_t rank,
-                 int64_t rope, float scale, SoftmaxState* state, float* acc, float* scratch) {
+void MlaAbsorbed(const bf16* q_latent, const bf16* q_rope, const bf16* kv, int64_t count, int64_t heads, int64_t rank, int64_t rope, float scale,
+                 SoftmaxState* state, float* acc, float* scratch) {
   const int64_t ldkv = rank + rope;
   const KeyPiece pieces[2] = {{q_latent, rank, kv, ldkv, rank}, {q_rope, rope, kv + rank, ldkv, rope}};
   Scores<Path>(pieces, heads, count, scale, scratch);
@@ -163,9 +158,8 @@ void MlaAbsorbed(const bf16* q_latent, const bf16* q_rope, const bf16* kv, int64
 }
 
 template <class Path>
-void AttentionExpanded(const bf16* q, const bf16* k, int64_t ldk, const bf16* k_rope, int64_t ld_rope, const bf16* v,
-                       int64_t ldv, int64_t count, int64_t nope, int64_t rope, int64_t v_dim, float scale,
-                       SoftmaxState* state, float* acc, float* scratch) {
+void AttentionExpanded(const bf16* q, const bf16* k, int64_t ldk, const bf16* k_rope, int64_t ld_rope, const bf16* v, int64_t ldv, int64_t count,
+                       int64_t nope, int64_t rope, int64_t v_dim, float scale, SoftmaxState* state, float* acc, float* scratch) {
   const KeyPiece pieces[2] = {{q, 0, k, ldk, nope}, {q + nope, 0, k_rope, ld_rope, rope}};
   Scores<Path>(pieces, 1, count, scale, scratch);
   AdvanceSoftmax<typename Path::V>(scratch, count, state, acc, v_dim);

@@ -57,9 +57,7 @@ struct F8InBf16 {
   static HEARTH_INLINE W Load(const uint8_t* p) { return Widen(_mm512_loadu_si512(p)); }
   static HEARTH_INLINE W LoadN(const uint8_t* p, int64_t n) { return Widen(V::LoadBytesN(p, n)); }
   static HEARTH_INLINE X LoadX(const bf16* p) { return Arrange(V::LoadBytes(p), V::LoadBytes(p + 32)); }
-  static HEARTH_INLINE X LoadXN(const bf16* p, int64_t n) {
-    return Arrange(V::LoadBytesN(p, 2 * n), V::LoadBytesN(p + 32, 2 * n - 64));
-  }
+  static HEARTH_INLINE X LoadXN(const bf16* p, int64_t n) { return Arrange(V::LoadBytesN(p, 2 * n), V::LoadBytesN(p + 32, 2 * n - 64)); }
   static HEARTH_INLINE void Dot(Acc& acc, const W& w, const X& x) {
     acc = _mm512_dpbf16_ps(acc, w.a, x.a);
     acc = _mm512_dpbf16_ps(acc, w.b, x.b);

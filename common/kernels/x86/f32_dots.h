@@ -29,9 +29,7 @@ struct F8InF32 {
   static HEARTH_INLINE W Load(const uint8_t* p) { return Split(V::LoadBytes(p)); }
   static HEARTH_INLINE W LoadN(const uint8_t* p, int64_t n) { return Split(V::LoadBytesN(p, n)); }
   static HEARTH_INLINE X LoadX(const bf16* p) { return SplitX(V::LoadBytes(p), V::LoadBytes(p + kStep / 2)); }
-  static HEARTH_INLINE X LoadXN(const bf16* p, int64_t n) {
-    return SplitX(V::LoadBytesN(p, 2 * n), V::LoadBytesN(p + kStep / 2, 2 * n - V::kBytes));
-  }
+  static HEARTH_INLINE X LoadXN(const bf16* p, int64_t n) { return SplitX(V::LoadBytesN(p, 2 * n), V::LoadBytesN(p + kStep / 2, 2 * n - V::kBytes)); }
   static HEARTH_INLINE void Dot(Acc& acc, const W& w, const X& x) {
     acc = V::Fma(w.even_low, x.even_low, acc);
     acc = V::Fma(w.odd_low, x.odd_low, acc);
@@ -87,9 +85,7 @@ template <class V>
 struct ContiguousInF32 : UnscaledInF32<V> {
   using typename UnscaledInF32<V>::X;
   static HEARTH_INLINE X LoadX(const bf16* p) { return {V::LoadBf16(p), V::LoadBf16(p + V::kLanes)}; }
-  static HEARTH_INLINE X LoadXN(const bf16* p, int64_t n) {
-    return {V::LoadBf16N(p, n), V::LoadBf16N(p + V::kLanes, n - V::kLanes)};
-  }
+  static HEARTH_INLINE X LoadXN(const bf16* p, int64_t n) { return {V::LoadBf16N(p, n), V::LoadBf16N(p + V::kLanes, n - V::kLanes)}; }
 };
 
 template <class V>
@@ -97,9 +93,7 @@ struct F16InF32 : ContiguousInF32<V> {
   using typename UnscaledInF32<V>::W;
   static constexpr int kElementBytes = 2;
   static HEARTH_INLINE W Load(const uint8_t* p) { return {V::LoadF16(p), V::LoadF16(p + 2 * V::kLanes)}; }
-  static HEARTH_INLINE W LoadN(const uint8_t* p, int64_t n) {
-    return {V::LoadF16N(p, n), V::LoadF16N(p + 2 * V::kLanes, n - V::kLanes)};
-  }
+  static HEARTH_INLINE W LoadN(const uint8_t* p, int64_t n) { return {V::LoadF16N(p, n), V::LoadF16N(p + 2 * V::kLanes, n - V::kLanes)}; }
 };
 
 template <class V>
@@ -107,9 +101,7 @@ struct F32InF32 : ContiguousInF32<V> {
   using typename UnscaledInF32<V>::W;
   static constexpr int kElementBytes = 4;
   static HEARTH_INLINE W Load(const uint8_t* p) { return {V::Load(p), V::Load(p + 4 * V::kLanes)}; }
-  static HEARTH_INLINE W LoadN(const uint8_t* p, int64_t n) {
-    return {V::LoadN(p, n), V::LoadN(p + 4 * V::kLanes, n - V::kLanes)};
-  }
+  static HEARTH_INLINE W LoadN(const uint8_t* p, int64_t n) { return {V::LoadN(p, n), V::LoadN(p + 4 * V::kLanes, n - V::kLanes)}; }
 };
 
 }  // namespace

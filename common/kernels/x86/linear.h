@@ -21,9 +21,7 @@ namespace {
 template <int R>
 struct RowPrefetch {
   int64_t ahead[R] = {};
-  HEARTH_INLINE void Line(int r, const uint8_t* p) const {
-    _mm_prefetch(reinterpret_cast<const char*>(p + ahead[r]), _MM_HINT_T0);
-  }
+  HEARTH_INLINE void Line(int r, const uint8_t* p) const { _mm_prefetch(reinterpret_cast<const char*>(p + ahead[r]), _MM_HINT_T0); }
 };
 struct NoPrefetch {
   HEARTH_INLINE void Line(int, const uint8_t*) const {}
@@ -31,8 +29,8 @@ struct NoPrefetch {
 
 // acc[r][t] += w[r] . x[t] over n columns.   w: rows w_stride bytes apart; x: tokens ldx elements apart
 template <class D, int R, int T, class Prefetch>
-HEARTH_INLINE void DotTile(typename D::Acc (&acc)[R][T], const uint8_t* w, int64_t w_stride, const bf16* x, int64_t ldx,
-                           int64_t n, const Prefetch& prefetch) {
+HEARTH_INLINE void DotTile(typename D::Acc (&acc)[R][T], const uint8_t* w, int64_t w_stride, const bf16* x, int64_t ldx, int64_t n,
+                           const Prefetch& prefetch) {
   constexpr int kStepBytes = D::kStep * D::kElementBytes;
   int64_t c = 0;
   for (; c + D::kStep <= n; c += D::kStep) {
@@ -72,8 +70,8 @@ HEARTH_INLINE void ZeroTile(typename D::Acc (&acc)[R][T]) {
 
 // y[t, r] for rows [row, row + R) and tokens [0, T) of x and y.
 template <class V, class D, int R, int T>
-__attribute__((noinline)) void LinearTile(const WeightView& w, int64_t row, const bf16* x, int64_t ldx, float* y,
-                                          int64_t ldy, const RowPrefetch<R>& prefetch) {
+__attribute__((noinline)) void LinearTile(const WeightView& w, int64_t row, const bf16* x, int64_t ldx, float* y, int64_t ldy,
+                                          const RowPrefetch<R>& prefetch) {
   const int64_t stride = w.row_stride * D::kElementBytes;
   const uint8_t* data = static_cast<const uint8_t*>(w.data) + row * stride;
   typename D::Acc acc[R][T];
@@ -128,8 +126,7 @@ __attribute__((noinline)) void LinearTile(const WeightView& w, int64_t row, cons
 // R rows times all tokens in tiles of kTokens, 2 and 1; the weights come from memory for the first tile and from L1 for
 // the others. `ahead`: where the next group of rows lies, 0 if there is none.
 template <class V, class D, int R, int kTokens>
-HEARTH_INLINE void LinearRows(const WeightView& w, int64_t row, const bf16* x, int64_t ldx, int64_t m_count, float* y,
-                              int64_t ldy, int64_t ahead) {
+HEARTH_INLINE void LinearRows(const WeightView& w, int64_t row, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t ahead) {
   // The first tiles, one for each row of the next group at most, divide its rows.
   const int64_t tiles = m_count / kTokens + (m_count % kTokens + 1) / 2;
   const int fetchers = tiles < R ? static_cast<int>(tiles) : R;
@@ -154,8 +151,7 @@ HEARTH_INLINE void LinearRows(const WeightView& w, int64_t row, const bf16* x, i
 
 // Path: kRowsOne rows at a time for a single token, else kRows x kTokens.
 template <class Path, class D>
-void LinearOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy,
-              int64_t row_begin, int64_t row_end) {
+void LinearOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
   using V = typename Path::V;
   // Tokens that are multiplied before the weights are read again: their activations should stay in L2.
   constexpr int64_t kPanelBytes = 256 << 10;
@@ -183,19 +179,13 @@ void LinearOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, 
 }
 
 template <class Path>
-void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin,
-            int64_t row_end) {
+void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
   switch (w.dtype) {
-    case DType::kF8E4M3:
-      return LinearOf<Path, typename Path::F8>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kBF16:
-      return LinearOf<Path, typename Path::Bf16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kF16:
-      return LinearOf<Path, typename Path::F16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kF32:
-      return LinearOf<Path, typename Path::F32>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kInvalid:
-      return;
+    case DType::kF8E4M3: return LinearOf<Path, typename Path::F8>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kBF16: return LinearOf<Path, typename Path::Bf16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kF16: return LinearOf<Path, typename Path::F16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kF32: return LinearOf<Path, typename Path::F32>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kInvalid: return;
   }
 }
 

@@ -42,8 +42,7 @@ struct F32Lanes {
 
 // Adds rows [row, row + R) to y over the columns [c, end); FP8: within one block column.
 template <class V, class L, int R>
-HEARTH_INLINE void AddRows(const WeightView& w, int64_t row, const bf16* x, float* y, int64_t c, int64_t end,
-                           bool first) {
+HEARTH_INLINE void AddRows(const WeightView& w, int64_t row, const bf16* x, float* y, int64_t c, int64_t end, bool first) {
   const int64_t stride = w.row_stride * L::kElementBytes;
   const uint8_t* data = static_cast<const uint8_t*>(w.data) + row * stride;
   typename V::F xs[R];
@@ -75,8 +74,8 @@ HEARTH_INLINE void AddRows(const WeightView& w, int64_t row, const bf16* x, floa
 }
 
 template <class V, class L, int R>
-__attribute__((noinline)) void AddRowsOverBlocks(const WeightView& w, int64_t row, const bf16* x, float* y,
-                                                 int64_t col_begin, int64_t col_end, bool first) {
+__attribute__((noinline)) void AddRowsOverBlocks(const WeightView& w, int64_t row, const bf16* x, float* y, int64_t col_begin, int64_t col_end,
+                                                 bool first) {
   if constexpr (!L::kScaled) {
     AddRows<V, L, R>(w, row, x, y, col_begin, col_end, first);
   } else {
@@ -93,8 +92,7 @@ template <class V, class L>
 void LinearTransposedOf(const WeightView& w, const bf16* x, float* y, int64_t col_begin, int64_t col_end) {
   constexpr int kRows = 8;
   int64_t row = 0;
-  for (; row + kRows <= w.rows; row += kRows)
-    AddRowsOverBlocks<V, L, kRows>(w, row, x, y, col_begin, col_end, row == 0);
+  for (; row + kRows <= w.rows; row += kRows) AddRowsOverBlocks<V, L, kRows>(w, row, x, y, col_begin, col_end, row == 0);
   for (; row < w.rows; ++row) AddRowsOverBlocks<V, L, 1>(w, row, x, y, col_begin, col_end, row == 0);
 }
 
@@ -106,16 +104,11 @@ void LinearTransposed(const WeightView& w, const bf16* x, float* y, int64_t col_
     return;
   }
   switch (w.dtype) {
-    case DType::kF8E4M3:
-      return LinearTransposedOf<V, F8Lanes<V>>(w, x, y, col_begin, col_end);
-    case DType::kBF16:
-      return LinearTransposedOf<V, Bf16Lanes<V>>(w, x, y, col_begin, col_end);
-    case DType::kF16:
-      return LinearTransposedOf<V, F16Lanes<V>>(w, x, y, col_begin, col_end);
-    case DType::kF32:
-      return LinearTransposedOf<V, F32Lanes<V>>(w, x, y, col_begin, col_end);
-    case DType::kInvalid:
-      return;
+    case DType::kF8E4M3: return LinearTransposedOf<V, F8Lanes<V>>(w, x, y, col_begin, col_end);
+    case DType::kBF16: return LinearTransposedOf<V, Bf16Lanes<V>>(w, x, y, col_begin, col_end);
+    case DType::kF16: return LinearTransposedOf<V, F16Lanes<V>>(w, x, y, col_begin, col_end);
+    case DType::kF32: return LinearTransposedOf<V, F32Lanes<V>>(w, x, y, col_begin, col_end);
+    case DType::kInvalid: return;
   }
 }
 

@@ -42,9 +42,7 @@ struct Vec256 {
   static HEARTH_INLINE float Lane0(F x) { return _mm256_cvtss_f32(x); }
 
   static HEARTH_INLINE F Load(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
-  static HEARTH_INLINE F LoadN(const void* p, int64_t n) {
-    return _mm256_maskload_ps(static_cast<const float*>(p), First8(n));
-  }
+  static HEARTH_INLINE F LoadN(const void* p, int64_t n) { return _mm256_maskload_ps(static_cast<const float*>(p), First8(n)); }
   static HEARTH_INLINE void Store(float* p, F x) { _mm256_storeu_ps(p, x); }
   static HEARTH_INLINE void StoreN(float* p, F x, int64_t n) { _mm256_maskstore_ps(p, First8(n), x); }
 
@@ -57,22 +55,14 @@ struct Vec256 {
   }
 
   static HEARTH_INLINE F EvenBf16(I x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
-  static HEARTH_INLINE F OddBf16(I x) {
-    return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
-  }
+  static HEARTH_INLINE F OddBf16(I x) { return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(static_cast<int>(0xffff0000u)))); }
   static HEARTH_INLINE F LoadBf16(const void* p) { return WidenBf16(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
   static HEARTH_INLINE F LoadBf16N(const void* p, int64_t n) { return WidenBf16(Low(LoadBytesN(p, Clamp(n) * 2))); }
-  static HEARTH_INLINE F LoadF16(const void* p) {
-    return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p)));
-  }
-  static HEARTH_INLINE F LoadF16N(const void* p, int64_t n) {
-    return _mm256_cvtph_ps(Low(LoadBytesN(p, Clamp(n) * 2)));
-  }
+  static HEARTH_INLINE F LoadF16(const void* p) { return _mm256_cvtph_ps(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
+  static HEARTH_INLINE F LoadF16N(const void* p, int64_t n) { return _mm256_cvtph_ps(Low(LoadBytesN(p, Clamp(n) * 2))); }
 
   static HEARTH_INLINE I EvenF8(I codes) { return OddF8(_mm256_slli_epi16(codes, 8)); }
-  static HEARTH_INLINE I OddF8(I codes) {
-    return _mm256_and_si256(_mm256_srai_epi16(codes, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80)));
-  }
+  static HEARTH_INLINE I OddF8(I codes) { return _mm256_and_si256(_mm256_srai_epi16(codes, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80))); }
   static HEARTH_INLINE F LowF16(I x) { return _mm256_cvtph_ps(Low(x)); }
   static HEARTH_INLINE F HighF16(I x) { return _mm256_cvtph_ps(_mm256_extracti128_si256(x, 1)); }
   static HEARTH_INLINE F LoadF8(const void* p) { return WidenF8(_mm_loadl_epi64(static_cast<const __m128i*>(p))); }
@@ -90,12 +80,8 @@ struct Vec256 {
   static HEARTH_INLINE I First8(int64_t n) {
     return _mm256_cmpgt_epi32(_mm256_set1_epi32(static_cast<int>(Clamp(n))), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7));
   }
-  static HEARTH_INLINE F Pow2(I n) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
-  }
-  static HEARTH_INLINE F WidenBf16(__m128i x) {
-    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16));
-  }
+  static HEARTH_INLINE F Pow2(I n) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23)); }
+  static HEARTH_INLINE F WidenBf16(__m128i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(x), 16)); }
   static HEARTH_INLINE F WidenF8(__m128i codes) {
     const __m128i words = _mm_unpacklo_epi8(_mm_setzero_si128(), codes);
     return _mm256_cvtph_ps(_mm_and_si128(_mm_srai_epi16(words, 1), _mm_set1_epi16(static_cast<int16_t>(0xbf80))));

@@ -17,9 +17,7 @@ struct Vec512 {
   static constexpr int kBytes = 64;
 
   // Masks of the first n of 16, 32, 64; any n.
-  static HEARTH_INLINE __mmask16 First16(int64_t n) {
-    return n >= 16 ? 0xffff : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1);
-  }
+  static HEARTH_INLINE __mmask16 First16(int64_t n) { return n >= 16 ? 0xffff : n <= 0 ? 0 : static_cast<__mmask16>((1u << n) - 1); }
   static HEARTH_INLINE __mmask64 First64(int64_t n) { return n >= 64 ? ~0ull : n <= 0 ? 0 : (1ull << n) - 1; }
 
   static HEARTH_INLINE F Zero() { return _mm512_setzero_ps(); }
@@ -64,51 +62,30 @@ struct Vec512 {
 
   // BF16 is the upper half of F32: the even and the odd elements of 32, each as 16 floats.
   static HEARTH_INLINE F EvenBf16(I x) { return _mm512_castsi512_ps(_mm512_slli_epi32(x, 16)); }
-  static HEARTH_INLINE F OddBf16(I x) {
-    return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-  }
-  static HEARTH_INLINE F LoadBf16(const void* p) {
-    return WidenBf16(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
-  }
-  static HEARTH_INLINE F LoadBf16N(const void* p, int64_t n) {
-    return WidenBf16(_mm256_maskz_loadu_epi16(First16(n), p));
-  }
-  static HEARTH_INLINE F LoadF16(const void* p) {
-    return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p)));
-  }
-  static HEARTH_INLINE F LoadF16N(const void* p, int64_t n) {
-    return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(First16(n), p));
-  }
+  static HEARTH_INLINE F OddBf16(I x) { return _mm512_castsi512_ps(_mm512_and_si512(x, _mm512_set1_epi32(static_cast<int>(0xffff0000u)))); }
+  static HEARTH_INLINE F LoadBf16(const void* p) { return WidenBf16(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
+  static HEARTH_INLINE F LoadBf16N(const void* p, int64_t n) { return WidenBf16(_mm256_maskz_loadu_epi16(First16(n), p)); }
+  static HEARTH_INLINE F LoadF16(const void* p) { return _mm512_cvtph_ps(_mm256_loadu_si256(static_cast<const __m256i*>(p))); }
+  static HEARTH_INLINE F LoadF16N(const void* p, int64_t n) { return _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(First16(n), p)); }
 
   // E4M3 codes as F16 numbers 2^-8 times their value: the layouts differ in the exponent's width and bias alone, and
   // F16's subnormals take E4M3's. From 64 codes: the 32 even and the 32 odd ones; then halves of those as floats.
   static HEARTH_INLINE I EvenF8(I codes) { return OddF8(_mm512_slli_epi16(codes, 8)); }
-  static HEARTH_INLINE I OddF8(I codes) {
-    return _mm512_and_si512(_mm512_srai_epi16(codes, 1), _mm512_set1_epi16(static_cast<int16_t>(0xbf80)));
-  }
+  static HEARTH_INLINE I OddF8(I codes) { return _mm512_and_si512(_mm512_srai_epi16(codes, 1), _mm512_set1_epi16(static_cast<int16_t>(0xbf80))); }
   static HEARTH_INLINE F LowF16(I x) { return _mm512_cvtph_ps(_mm512_castsi512_si256(x)); }
   static HEARTH_INLINE F HighF16(I x) { return _mm512_cvtph_ps(_mm512_extracti64x4_epi64(x, 1)); }
   static HEARTH_INLINE F LoadF8(const void* p) { return WidenF8(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
   static HEARTH_INLINE F LoadF8N(const void* p, int64_t n) { return WidenF8(_mm_maskz_loadu_epi8(First16(n), p)); }
 
-  static HEARTH_INLINE void StoreBf16(bf16* p, F x) {
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), RoundBf16(x));
-  }
-  static HEARTH_INLINE void StoreBf16N(bf16* p, F x, int64_t n) {
-    _mm256_mask_storeu_epi16(p, First16(n), RoundBf16(x));
-  }
+  static HEARTH_INLINE void StoreBf16(bf16* p, F x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), RoundBf16(x)); }
+  static HEARTH_INLINE void StoreBf16N(bf16* p, F x, int64_t n) { _mm256_mask_storeu_epi16(p, First16(n), RoundBf16(x)); }
 
  private:
-  static HEARTH_INLINE F Pow2(I n) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
-  }
-  static HEARTH_INLINE F WidenBf16(__m256i x) {
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16));
-  }
+  static HEARTH_INLINE F Pow2(I n) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23)); }
+  static HEARTH_INLINE F WidenBf16(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
   static HEARTH_INLINE F WidenF8(__m128i codes) {
     const __m256i words = _mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8);
-    return _mm512_cvtph_ps(
-        _mm256_and_si256(_mm256_srai_epi16(words, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80))));
+    return _mm512_cvtph_ps(_mm256_and_si256(_mm256_srai_epi16(words, 1), _mm256_set1_epi16(static_cast<int16_t>(0xbf80))));
   }
   // ToBf16 in lanes. Not VCVTNEPS2BF16, which flushes subnormals.
   static HEARTH_INLINE __m256i RoundBf16(F x) {

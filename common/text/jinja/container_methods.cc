@@ -16,8 +16,7 @@ void Grow(Interpreter& interpreter, const Value& self, const Value& item) {
   Sequence& list = *self.sequence();
   CheckNesting(item.nesting() + 1);
   list.nesting = std::max(list.nesting, item.nesting() + 1);
-  if (list.items.size() >= (size_t{4} << 20))
-    Fail("the template builds a list of more than ", size_t{4} << 20, " items");
+  if (list.items.size() >= (size_t{4} << 20)) Fail("the template builds a list of more than ", size_t{4} << 20, " items");
   interpreter.Charge(1);
   interpreter.Track(self);
 }
@@ -87,8 +86,7 @@ Value Count(Interpreter& interpreter, const Value& self, Args& args) {
   const Bound bound(args, "count", {"value"}, 1);
   const std::vector<Value>& items = self.sequence()->items;
   interpreter.Charge(items.size());
-  return Value::OfInt(
-      std::count_if(items.begin(), items.end(), [&](const Value& item) { return Equal(item, *bound[0]); }));
+  return Value::OfInt(std::count_if(items.begin(), items.end(), [&](const Value& item) { return Equal(item, *bound[0]); }));
 }
 
 Value Reverse(Interpreter& interpreter, const Value& self, Args& args) {
@@ -221,31 +219,27 @@ MethodFunction Lookup(const Table& table, std::string_view name) {
 
 MethodFunction FindSequenceMethod(const Value& self, std::string_view name) {
   static const auto* const kReading = new Table{{"index", Position}, {"count", Count}};
-  static const auto* const kChanging = new Table{{"append", Append}, {"extend", Extend},   {"insert", Insert},
-                                                 {"pop", Pop},       {"remove", Remove},   {"clear", ClearList},
-                                                 {"copy", CopyList}, {"reverse", Reverse}, {"sort", SortInPlace}};
+  static const auto* const kChanging =
+      new Table{{"append", Append},   {"extend", Extend}, {"insert", Insert},   {"pop", Pop},         {"remove", Remove},
+                {"clear", ClearList}, {"copy", CopyList}, {"reverse", Reverse}, {"sort", SortInPlace}};
   if (!self.sequence()->indexable()) return nullptr;
   const MethodFunction reading = Lookup(*kReading, name);
   return reading == nullptr && self.sequence()->flavor == Sequence::Flavor::kList ? Lookup(*kChanging, name) : reading;
 }
 
 MethodFunction FindDictMethod(std::string_view name) {
-  static const auto* const kTable = new Table{
-      {"items", Items},   {"keys", Keys},  {"values", Values},   {"get", Get},         {"setdefault", SetDefault},
-      {"update", Update}, {"pop", PopKey}, {"popitem", PopItem}, {"clear", ClearDict}, {"copy", CopyDict}};
+  static const auto* const kTable =
+      new Table{{"items", Items},   {"keys", Keys},  {"values", Values},   {"get", Get},         {"setdefault", SetDefault},
+                {"update", Update}, {"pop", PopKey}, {"popitem", PopItem}, {"clear", ClearDict}, {"copy", CopyDict}};
   return Lookup(*kTable, name);
 }
 
 MethodFunction FindMethod(const Value& self, std::string_view name) {
   switch (self.kind()) {
-    case Kind::kString:
-      return FindStringMethod(name);
-    case Kind::kSequence:
-      return FindSequenceMethod(self, name);
-    case Kind::kDict:
-      return FindDictMethod(name);
-    default:
-      return nullptr;
+    case Kind::kString: return FindStringMethod(name);
+    case Kind::kSequence: return FindSequenceMethod(self, name);
+    case Kind::kDict: return FindDictMethod(name);
+    default: return nullptr;
   }
 }
 

@@ -41,17 +41,15 @@ class Cycler : public Object {
   std::optional<Value> Attribute(std::string_view name) override {
     if (name == "current") return items_[at_];
     if (name == "next")
-      return Method("next", [](Cycler& cycler) {
-        return cycler.items_[std::exchange(cycler.at_, (cycler.at_ + 1) % cycler.items_.size())];
-      });
+      return Method("next", [](Cycler& cycler) { return cycler.items_[std::exchange(cycler.at_, (cycler.at_ + 1) % cycler.items_.size())]; });
     if (name == "reset") return Method("reset", [](Cycler& cycler) { return cycler.at_ = 0, Value::OfNone(); });
     return std::nullopt;
   }
 
  private:
   Value Method(std::string name, Value (*body)(Cycler&)) {
-    return Value::OfObject(std::make_shared<FunctionObject>(
-        std::move(name), [keep = shared_from_this(), this, body](Interpreter&, Args&) { return body(*this); }));
+    return Value::OfObject(
+        std::make_shared<FunctionObject>(std::move(name), [keep = shared_from_this(), this, body](Interpreter&, Args&) { return body(*this); }));
   }
 
   const std::vector<Value> items_;
@@ -100,8 +98,7 @@ Value Range(Interpreter& interpreter, Args& args) {
   if (step == 0) Fail("range() arg 3 must not be zero");
   std::vector<Value> items;
   for (Int i = start; step > 0 ? i < stop : i > stop; i += step) {
-    if (static_cast<Int>(items.size()) >= kMaxRange)
-      Fail("range() of more than ", static_cast<int64_t>(kMaxRange), " numbers");
+    if (static_cast<Int>(items.size()) >= kMaxRange) Fail("range() of more than ", static_cast<int64_t>(kMaxRange), " numbers");
     items.push_back(Value::OfInt(i));
   }
   interpreter.Charge(items.size());
@@ -141,9 +138,7 @@ Value MakeJoiner(Interpreter&, Args& args) {
   return Value::OfObject(std::make_shared<Joiner>(bound[0] == nullptr ? Text(", ", true) : ToText(*bound[0])));
 }
 
-Value MakeDict(Interpreter& interpreter, Args& args) {
-  return Value::OfDict(DictOf(interpreter, "dict", args));
-}
+Value MakeDict(Interpreter& interpreter, Args& args) { return Value::OfDict(DictOf(interpreter, "dict", args)); }
 
 }  // namespace
 
@@ -183,10 +178,9 @@ std::optional<Value> GlobalFunction(std::string_view name) {
     std::string_view name;
     Value (*function)(Interpreter&, Args&);
   };
-  static constexpr Entry kFunctions[] = {
-      {"range", Range},      {"namespace", MakeNamespace},  {"raise_exception", RaiseException},
-      {"dict", MakeDict},    {"strftime_now", StrftimeNow}, {"cycler", MakeCycler},
-      {"joiner", MakeJoiner}};
+  static constexpr Entry kFunctions[] = {{"range", Range},      {"namespace", MakeNamespace},  {"raise_exception", RaiseException},
+                                         {"dict", MakeDict},    {"strftime_now", StrftimeNow}, {"cycler", MakeCycler},
+                                         {"joiner", MakeJoiner}};
   for (const Entry& entry : kFunctions) {
     if (entry.name == name) return Value::OfObject(std::make_shared<FunctionObject>(std::string(name), entry.function));
   }
@@ -196,15 +190,12 @@ std::optional<Value> GlobalFunction(std::string_view name) {
 Value BindMethod(const Value& self, std::string_view name) {
   const MethodFunction method = FindMethod(self, name);
   return Value::OfObject(std::make_shared<FunctionObject>(
-      std::string(name),
-      [self, method](Interpreter& interpreter, Args& args) { return method(interpreter, self, args); }));
+      std::string(name), [self, method](Interpreter& interpreter, Args& args) { return method(interpreter, self, args); }));
 }
 
 // --- loop ---
 
-std::string Loop::Repr() const {
-  return Cat("<LoopContext ", index_ + 1, "/", items_.size(), ">");
-}
+std::string Loop::Repr() const { return Cat("<LoopContext ", index_ + 1, "/", items_.size(), ">"); }
 
 std::optional<Value> Loop::Attribute(std::string_view name) {
   const auto number = [](size_t value) { return Value::OfInt(static_cast<Int>(value)); };
@@ -218,15 +209,14 @@ std::optional<Value> Loop::Attribute(std::string_view name) {
   if (name == "depth") return number(static_cast<size_t>(depth_) + 1);
   if (name == "depth0") return number(static_cast<size_t>(depth_));
   if (name == "previtem") return index_ > 0 ? items_[index_ - 1] : Value::OfUndefined("there is no previous item");
-  if (name == "nextitem")
-    return index_ + 1 < items_.size() ? items_[index_ + 1] : Value::OfUndefined("there is no next item");
+  if (name == "nextitem") return index_ + 1 < items_.size() ? items_[index_ + 1] : Value::OfUndefined("there is no next item");
   if (name == "cycle") {
-    return Value::OfObject(std::make_shared<FunctionObject>(
-        "cycle", [keep = shared_from_this(), this](Interpreter&, Args& args) { return Cycle(args); }));
+    return Value::OfObject(
+        std::make_shared<FunctionObject>("cycle", [keep = shared_from_this(), this](Interpreter&, Args& args) { return Cycle(args); }));
   }
   if (name == "changed") {
-    return Value::OfObject(std::make_shared<FunctionObject>(
-        "changed", [keep = shared_from_this(), this](Interpreter&, Args& args) { return Changed(args); }));
+    return Value::OfObject(
+        std::make_shared<FunctionObject>("changed", [keep = shared_from_this(), this](Interpreter&, Args& args) { return Changed(args); }));
   }
   return std::nullopt;
 }

@@ -28,9 +28,7 @@ class MacroObject : public Object {
     return name == "name" ? std::optional<Value>(Value::OfString(body_.name, true)) : std::nullopt;
   }
   bool callable() const override { return true; }
-  Value Call(Interpreter& interpreter, Args& args) override {
-    return Value::OfText(interpreter.CallMacro(body_, scope_, args));
-  }
+  Value Call(Interpreter& interpreter, Args& args) override { return Value::OfText(interpreter.CallMacro(body_, scope_, args)); }
 
  private:
   const MacroBody& body_;
@@ -60,11 +58,7 @@ void Scope::Capture() {
 }
 
 Interpreter::Interpreter(const Template& parsed, const std::tm& local_time, size_t work_max)
-    : template_(parsed),
-      local_time_(local_time),
-      context_(parsed.names.size()),
-      in_context_(parsed.names.size(), false),
-      work_max_(work_max) {}
+    : template_(parsed), local_time_(local_time), context_(parsed.names.size()), in_context_(parsed.names.size(), false), work_max_(work_max) {}
 
 Interpreter::~Interpreter() {
   scopes_.clear();
@@ -99,9 +93,7 @@ void Interpreter::Charge(size_t units) {
 }
 
 void Interpreter::Track(const Value& value) {
-  bool* const known = value.is_sequence() ? &value.sequence()->tracked
-                      : value.is_dict()   ? &value.dict()->tracked
-                                          : nullptr;
+  bool* const known = value.is_sequence() ? &value.sequence()->tracked : value.is_dict() ? &value.dict()->tracked : nullptr;
   if (known != nullptr && std::exchange(*known, true)) return;
   tracked_.push_back(value);
 }
@@ -172,21 +164,15 @@ Interpreter::Flow Interpreter::ExecuteOne(const Statement& statement, Scope* sco
       output_->Append(text);
       break;
     }
-    case StatementKind::kIf:
-      return ExecuteIf(statement, scope);
-    case StatementKind::kFor:
-      return RunLoop(statement, scope, Evaluate(*statement.exprs[0], scope), 0);
+    case StatementKind::kIf: return ExecuteIf(statement, scope);
+    case StatementKind::kFor: return RunLoop(statement, scope, Evaluate(*statement.exprs[0], scope), 0);
     case StatementKind::kSet:
-    case StatementKind::kSetBlock:
-      ExecuteSet(statement, scope);
-      break;
+    case StatementKind::kSetBlock: ExecuteSet(statement, scope); break;
     case StatementKind::kMacro:
       scope->Capture();
       scope->Set(statement.target.name, Value::OfObject(std::make_shared<MacroObject>(*statement.macro, scope)));
       break;
-    case StatementKind::kCallBlock:
-      ExecuteCallBlock(statement, scope);
-      break;
+    case StatementKind::kCallBlock: ExecuteCallBlock(statement, scope); break;
     case StatementKind::kFilterBlock: {
       CheckStack();
       Scope* const inner = NewScope(scope);
@@ -195,9 +181,7 @@ Interpreter::Flow Interpreter::ExecuteOne(const Statement& statement, Scope* sco
       Release(inner);
       break;
     }
-    case StatementKind::kWith:
-      ExecuteWith(statement, scope);
-      break;
+    case StatementKind::kWith: ExecuteWith(statement, scope); break;
     case StatementKind::kScope: {
       CheckStack();
       Scope* const inner = NewScope(scope);
@@ -205,10 +189,8 @@ Interpreter::Flow Interpreter::ExecuteOne(const Statement& statement, Scope* sco
       Release(inner);
       break;
     }
-    case StatementKind::kBreak:
-      return Flow::kBreak;
-    case StatementKind::kContinue:
-      return Flow::kContinue;
+    case StatementKind::kBreak: return Flow::kBreak;
+    case StatementKind::kContinue: return Flow::kContinue;
   }
   return Flow::kNormal;
 }
@@ -329,8 +311,7 @@ Text Interpreter::CallMacro(const MacroBody& macro, Scope* defined_in, Args& arg
   const std::vector<NameId>& names = macro.parameters.names;
   Scope* const scope = NewScope(defined_in);
   const auto take_named = [&args](std::string_view name) -> std::optional<Value> {
-    const auto at =
-        std::find_if(args.named.begin(), args.named.end(), [name](const auto& arg) { return arg.first == name; });
+    const auto at = std::find_if(args.named.begin(), args.named.end(), [name](const auto& arg) { return arg.first == name; });
     if (at == args.named.end()) return std::nullopt;
     Value value = std::move(at->second);
     args.named.erase(at);
@@ -365,8 +346,7 @@ Text Interpreter::CallMacro(const MacroBody& macro, Scope* defined_in, Args& arg
   }
   const size_t taken = std::min(names.size(), args.positional.size());
   if (macro.uses_varargs) {
-    scope->Set(kVarargsName,
-               Value::OfTuple({args.positional.begin() + static_cast<std::ptrdiff_t>(taken), args.positional.end()}));
+    scope->Set(kVarargsName, Value::OfTuple({args.positional.begin() + static_cast<std::ptrdiff_t>(taken), args.positional.end()}));
   } else if (args.positional.size() > names.size()) {
     Fail("macro ", ReprString(macro.name), " takes not more than ", names.size(), " argument(s)");
   }
@@ -385,10 +365,8 @@ Value Interpreter::Evaluate(const Expr& expr, Scope* scope) {
   line_ = expr.line;
   const auto child = [&](size_t i) { return Evaluate(*expr.children[i], scope); };
   switch (expr.kind) {
-    case ExprKind::kConstant:
-      return expr.constant;
-    case ExprKind::kName:
-      return LookUp(expr.name, scope);
+    case ExprKind::kConstant: return expr.constant;
+    case ExprKind::kName: return LookUp(expr.name, scope);
     case ExprKind::kList:
     case ExprKind::kTuple: {
       std::vector<Value> items;
@@ -404,18 +382,14 @@ Value Interpreter::Evaluate(const Expr& expr, Scope* scope) {
       }
       return Value::OfDict(std::move(dict));
     }
-    case ExprKind::kAttribute:
-      return Attribute(child(0), expr.text);
+    case ExprKind::kAttribute: return Attribute(child(0), expr.text);
     case ExprKind::kItem: {
       const Value object = child(0);
       return Item(object, child(1));
     }
-    case ExprKind::kSlice:
-      return EvaluateSlice(expr, scope);
-    case ExprKind::kCall:
-      return EvaluateCall(expr, scope);
-    case ExprKind::kFilter:
-      return EvaluateFilter(expr, scope, nullptr);
+    case ExprKind::kSlice: return EvaluateSlice(expr, scope);
+    case ExprKind::kCall: return EvaluateCall(expr, scope);
+    case ExprKind::kFilter: return EvaluateFilter(expr, scope, nullptr);
     case ExprKind::kTest: {
       const Value input = child(0);
       return Value::OfBool(ApplyTest(expr.text, input, EvaluateArguments(expr.arguments, scope)));
@@ -425,10 +399,8 @@ Value Interpreter::Evaluate(const Expr& expr, Scope* scope) {
       if (expr.ops == "!") return Value::OfBool(!value.Truthy());
       return expr.ops == "-" ? Negate(value) : Plus(value);
     }
-    case ExprKind::kBinary:
-      return EvaluateBinary(expr, scope);
-    case ExprKind::kConcat:
-      return EvaluateConcat(expr, scope);
+    case ExprKind::kBinary: return EvaluateBinary(expr, scope);
+    case ExprKind::kConcat: return EvaluateConcat(expr, scope);
     case ExprKind::kAnd: {
       Value left = child(0);
       return left.Truthy() ? child(1) : left;
@@ -437,13 +409,11 @@ Value Interpreter::Evaluate(const Expr& expr, Scope* scope) {
       Value left = child(0);
       return left.Truthy() ? left : child(1);
     }
-    case ExprKind::kCompare:
-      return EvaluateCompare(expr, scope);
+    case ExprKind::kCompare: return EvaluateCompare(expr, scope);
     case ExprKind::kCondition:
       if (child(0).Truthy()) return child(1);
       if (expr.children[2] != nullptr) return child(2);
-      return Value::OfUndefined(
-          Cat("the inline if-expression on line ", expr.line, " evaluated to false and no else section was defined."));
+      return Value::OfUndefined(Cat("the inline if-expression on line ", expr.line, " evaluated to false and no else section was defined."));
   }
   return Value();
 }
@@ -495,8 +465,7 @@ Value Interpreter::EvaluateFilter(const Expr& expr, Scope* scope, const Value* b
     input = *block_input;
   } else {
     // In a filter block the chain's first filter takes the block.
-    input = block_input != nullptr && inner->kind == ExprKind::kFilter ? EvaluateFilter(*inner, scope, block_input)
-                                                                       : Evaluate(*inner, scope);
+    input = block_input != nullptr && inner->kind == ExprKind::kFilter ? EvaluateFilter(*inner, scope, block_input) : Evaluate(*inner, scope);
   }
   Args args = EvaluateArguments(expr.arguments, scope);
   line_ = expr.line;
@@ -539,24 +508,12 @@ Value Interpreter::EvaluateCompare(const Expr& expr, Scope* scope) {
     line_ = expr.line;
     bool holds = false;
     switch (expr.ops[i]) {
-      case '=':
-        holds = Equal(left, right);
-        break;
-      case '!':
-        holds = !Equal(left, right);
-        break;
-      case '<':
-        holds = Compare(left, right, "<") < 0;
-        break;
-      case '>':
-        holds = Compare(left, right, ">") > 0;
-        break;
-      case 'l':
-        holds = Compare(left, right, "<=") <= 0;
-        break;
-      case 'g':
-        holds = Compare(left, right, ">=") >= 0;
-        break;
+      case '=': holds = Equal(left, right); break;
+      case '!': holds = !Equal(left, right); break;
+      case '<': holds = Compare(left, right, "<") < 0; break;
+      case '>': holds = Compare(left, right, ">") > 0; break;
+      case 'l': holds = Compare(left, right, "<=") <= 0; break;
+      case 'g': holds = Compare(left, right, ">=") >= 0; break;
       default:
         if (right.is_string()) ChargeBytes(right.text().size());
         if (right.is_sequence()) Charge(right.sequence()->items.size());
@@ -638,17 +595,13 @@ bool Interpreter::ApplyTest(std::string_view name, const Value& input, const Arg
 
 std::vector<Value> Interpreter::Iterate(const Value& value) {
   switch (value.kind()) {
-    case Kind::kUndefined:
-      return {};
-    case Kind::kString:
-      Charge(value.text().size());
-      return Characters(value.text());
+    case Kind::kUndefined: return {};
+    case Kind::kString: Charge(value.text().size()); return Characters(value.text());
     case Kind::kSequence: {
       Sequence& sequence = *value.sequence();
       Charge(sequence.items.size() + 1);
       if (sequence.flavor != Sequence::Flavor::kGenerator) return sequence.items;
-      std::vector<Value> rest(sequence.items.begin() + static_cast<std::ptrdiff_t>(sequence.next),
-                              sequence.items.end());
+      std::vector<Value> rest(sequence.items.begin() + static_cast<std::ptrdiff_t>(sequence.next), sequence.items.end());
       sequence.next = sequence.items.size();
       return rest;
     }
@@ -659,8 +612,7 @@ std::vector<Value> Interpreter::Iterate(const Value& value) {
       for (const auto& entry : value.dict()->entries) keys.push_back(entry.first);
       return keys;
     }
-    default:
-      Fail("'", value.type_name(), "' object is not iterable");
+    default: Fail("'", value.type_name(), "' object is not iterable");
   }
 }
 

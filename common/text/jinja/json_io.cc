@@ -16,16 +16,11 @@ Value Convert(const nlohmann::ordered_json& json, bool trusted, int depth) {
   CheckNesting(depth);
   using Type = nlohmann::ordered_json::value_t;
   switch (json.type()) {
-    case Type::boolean:
-      return Value::OfBool(json.get<bool>());
-    case Type::number_integer:
-      return Value::OfInt(json.get<int64_t>());
-    case Type::number_unsigned:
-      return Value::OfInt(json.get<uint64_t>());
-    case Type::number_float:
-      return Value::OfFloat(json.get<double>());
-    case Type::string:
-      return Value::OfString(json.get_ref<const std::string&>(), trusted);
+    case Type::boolean: return Value::OfBool(json.get<bool>());
+    case Type::number_integer: return Value::OfInt(json.get<int64_t>());
+    case Type::number_unsigned: return Value::OfInt(json.get<uint64_t>());
+    case Type::number_float: return Value::OfFloat(json.get<double>());
+    case Type::string: return Value::OfString(json.get_ref<const std::string&>(), trusted);
     case Type::array: {
       std::vector<Value> items;
       items.reserve(json.size());
@@ -39,8 +34,7 @@ Value Convert(const nlohmann::ordered_json& json, bool trusted, int depth) {
       }
       return Value::OfDict(std::move(dict));
     }
-    default:
-      return Value::OfNone();
+    default: return Value::OfNone();
   }
 }
 
@@ -50,30 +44,15 @@ class Writer {
 
   void Write(const Value& value, int depth) {
     switch (value.kind()) {
-      case Kind::kNone:
-        out_ += "null";
-        break;
-      case Kind::kBool:
-        out_ += value.boolean() ? "true" : "false";
-        break;
-      case Kind::kInt:
-        out_ += IntToString(value.integer());
-        break;
-      case Kind::kFloat:
-        out_ += Number(value.number());
-        break;
-      case Kind::kString:
-        String(value.view());
-        break;
-      case Kind::kSequence:
-        Array(value, depth);
-        break;
-      case Kind::kDict:
-        Object(*value.dict(), depth);
-        break;
+      case Kind::kNone: out_ += "null"; break;
+      case Kind::kBool: out_ += value.boolean() ? "true" : "false"; break;
+      case Kind::kInt: out_ += IntToString(value.integer()); break;
+      case Kind::kFloat: out_ += Number(value.number()); break;
+      case Kind::kString: String(value.view()); break;
+      case Kind::kSequence: Array(value, depth); break;
+      case Kind::kDict: Object(*value.dict(), depth); break;
       case Kind::kUndefined:
-      case Kind::kObject:
-        Refuse(value);
+      case Kind::kObject: Refuse(value);
     }
     if (out_.size() > kMaxTextBytes) Fail("the template builds a string of more than ", kMaxTextBytes >> 20, " MiB");
   }
@@ -81,9 +60,7 @@ class Writer {
   std::string Take() { return std::move(out_); }
 
  private:
-  [[noreturn]] static void Refuse(const Value& value) {
-    Fail("Object of type ", value.type_name(), " is not JSON serializable");
-  }
+  [[noreturn]] static void Refuse(const Value& value) { Fail("Object of type ", value.type_name(), " is not JSON serializable"); }
 
   static std::string Number(double number) {
     if (std::isnan(number)) return "NaN";
@@ -111,29 +88,14 @@ class Writer {
 
   void Escape(char32_t code) {
     switch (code) {
-      case '"':
-        out_ += "\\\"";
-        return;
-      case '\\':
-        out_ += "\\\\";
-        return;
-      case '\n':
-        out_ += "\\n";
-        return;
-      case '\r':
-        out_ += "\\r";
-        return;
-      case '\t':
-        out_ += "\\t";
-        return;
-      case '\b':
-        out_ += "\\b";
-        return;
-      case '\f':
-        out_ += "\\f";
-        return;
-      default:
-        break;
+      case '"': out_ += "\\\""; return;
+      case '\\': out_ += "\\\\"; return;
+      case '\n': out_ += "\\n"; return;
+      case '\r': out_ += "\\r"; return;
+      case '\t': out_ += "\\t"; return;
+      case '\b': out_ += "\\b"; return;
+      case '\f': out_ += "\\f"; return;
+      default: break;
     }
     char buffer[16];
     if (code >= 0x10000) {
@@ -171,18 +133,12 @@ class Writer {
 
   static std::string Key(const Value& key) {
     switch (key.kind()) {
-      case Kind::kString:
-        return std::string(key.view());
-      case Kind::kNone:
-        return "null";
-      case Kind::kBool:
-        return key.boolean() ? "true" : "false";
-      case Kind::kInt:
-        return IntToString(key.integer());
-      case Kind::kFloat:
-        return Number(key.number());
-      default:
-        Fail("keys must be str, int, float, bool or None, not ", key.type_name());
+      case Kind::kString: return std::string(key.view());
+      case Kind::kNone: return "null";
+      case Kind::kBool: return key.boolean() ? "true" : "false";
+      case Kind::kInt: return IntToString(key.integer());
+      case Kind::kFloat: return Number(key.number());
+      default: Fail("keys must be str, int, float, bool or None, not ", key.type_name());
     }
   }
 
@@ -196,8 +152,7 @@ class Writer {
     entries.reserve(dict.entries.size());
     for (const auto& entry : dict.entries) entries.push_back(&entry);
     if (style_.sort_keys) {
-      std::stable_sort(entries.begin(), entries.end(),
-                       [](const auto* a, const auto* b) { return Compare(a->first, b->first, "<") < 0; });
+      std::stable_sort(entries.begin(), entries.end(), [](const auto* a, const auto* b) { return Compare(a->first, b->first, "<") < 0; });
     }
     out_ += '{';
     for (size_t i = 0; i < entries.size(); ++i) {
@@ -217,9 +172,7 @@ class Writer {
 
 }  // namespace
 
-Value FromJson(const nlohmann::ordered_json& json, bool trusted) {
-  return Convert(json, trusted, 1);
-}
+Value FromJson(const nlohmann::ordered_json& json, bool trusted) { return Convert(json, trusted, 1); }
 
 Text ToJson(const Value& value, const JsonStyle& style) {
   Writer writer(style);

@@ -26,9 +26,7 @@ std::string NormalizeNewlines(std::string_view source) {
   return out;
 }
 
-bool IsAsciiDigit(char c) {
-  return c >= '0' && c <= '9';
-}
+bool IsAsciiDigit(char c) { return c >= '0' && c <= '9'; }
 
 class Lexer {
  public:
@@ -80,9 +78,7 @@ class Lexer {
     return at;
   }
 
-  bool At(size_t pos, std::string_view what) const {
-    return text_.substr(std::min(pos, text_.size()), what.size()) == what;
-  }
+  bool At(size_t pos, std::string_view what) const { return text_.substr(std::min(pos, text_.size()), what.size()) == what; }
 
   // The text up to the next tag, then the tag. Whether the text began at the start of a line matters to lstrip_blocks.
   void ReadData() {
@@ -184,9 +180,7 @@ class Lexer {
     std::string open;  // brackets that wait for their partner
     while (true) {
       pos_ = SkipSpace(pos_);
-      if (pos_ >= text_.size())
-        Fail(tag,
-             end == '%' ? "this tag is never closed: '%}' is missing" : "this tag is never closed: '}}' is missing");
+      if (pos_ >= text_.size()) Fail(tag, end == '%' ? "this tag is never closed: '%}' is missing" : "this tag is never closed: '}}' is missing");
       if (open.empty()) {
         const char sign = text_[pos_] == '-' || (text_[pos_] == '+' && end == '%') ? text_[pos_] : 0;
         const size_t close = pos_ + (sign != 0 ? 1 : 0);
@@ -248,8 +242,8 @@ class Lexer {
   // Digits that may be grouped by single underscores; returns the end, or `at` when there are none.
   size_t Digits(size_t at) const {
     size_t end = at;
-    while (end < text_.size() && (IsAsciiDigit(text_[end]) || (text_[end] == '_' && end > at &&
-                                                               end + 1 < text_.size() && IsAsciiDigit(text_[end + 1]))))
+    while (end < text_.size() &&
+           (IsAsciiDigit(text_[end]) || (text_[end] == '_' && end > at && end + 1 < text_.size() && IsAsciiDigit(text_[end + 1]))))
       ++end;
     return end;
   }
@@ -333,42 +327,19 @@ class Lexer {
     const char c = text_[pos_ + 1];
     pos_ += 2;
     switch (c) {
-      case '\n':
-        return;
-      case '\\':
-        out += '\\';
-        return;
-      case '\'':
-        out += '\'';
-        return;
-      case '"':
-        out += '"';
-        return;
-      case 'a':
-        out += '\a';
-        return;
-      case 'b':
-        out += '\b';
-        return;
-      case 'f':
-        out += '\f';
-        return;
-      case 'n':
-        out += '\n';
-        return;
-      case 'r':
-        out += '\r';
-        return;
-      case 't':
-        out += '\t';
-        return;
-      case 'v':
-        out += '\v';
-        return;
-      case 'x':
-        return AppendUtf8(Hex(begin, 2), out);
-      case 'U':
-        return AppendUtf8(Hex(begin, 8), out);
+      case '\n': return;
+      case '\\': out += '\\'; return;
+      case '\'': out += '\''; return;
+      case '"': out += '"'; return;
+      case 'a': out += '\a'; return;
+      case 'b': out += '\b'; return;
+      case 'f': out += '\f'; return;
+      case 'n': out += '\n'; return;
+      case 'r': out += '\r'; return;
+      case 't': out += '\t'; return;
+      case 'v': out += '\v'; return;
+      case 'x': return AppendUtf8(Hex(begin, 2), out);
+      case 'U': return AppendUtf8(Hex(begin, 8), out);
       case 'u': {
         char32_t code = Hex(begin, 4);
         if (code >= 0xD800 && code < 0xDC00 && At(pos_, "\\u")) {
@@ -380,8 +351,7 @@ class Lexer {
         if (code >= 0xD800 && code <= 0xDFFF) Fail(begin, "half of a surrogate pair is no character");
         return AppendUtf8(code, out);
       }
-      default:
-        break;
+      default: break;
     }
     if (c >= '0' && c <= '7') {
       char32_t code = static_cast<char32_t>(c - '0');
@@ -400,8 +370,7 @@ class Lexer {
     uint32_t code = 0;
     const std::string_view hex = text_.substr(std::min(pos_, text_.size()), digits);
     const auto result = std::from_chars(hex.data(), hex.data() + hex.size(), code, 16);
-    if (hex.size() != digits || result.ptr != hex.data() + digits || code > 0x10FFFF)
-      Fail(begin, "this escape can't be read");
+    if (hex.size() != digits || result.ptr != hex.data() + digits || code > 0x10FFFF) Fail(begin, "this escape can't be read");
     pos_ += digits;
     return code;
   }
@@ -417,8 +386,6 @@ class Lexer {
 
 }  // namespace
 
-std::vector<Token> Tokenize(std::string_view source) {
-  return Lexer(source).Run();
-}
+std::vector<Token> Tokenize(std::string_view source) { return Lexer(source).Run(); }
 
 }  // namespace hearth::jinja

@@ -11,19 +11,7 @@
 
 namespace hearth::jinja {
 
-enum class TokenType : uint8_t {
-  kData,
-  kVariableBegin,
-  kVariableEnd,
-  kBlockBegin,
-  kBlockEnd,
-  kName,
-  kString,
-  kInteger,
-  kFloat,
-  kOperator,
-  kEnd
-};
+enum class TokenType : uint8_t { kData, kVariableBegin, kVariableEnd, kBlockBegin, kBlockEnd, kName, kString, kInteger, kFloat, kOperator, kEnd };
 
 struct Token {
   TokenType type = TokenType::kEnd;

@@ -14,20 +14,13 @@ constexpr size_t kMaxItems = size_t{4} << 20;  // of a list that a template buil
 
 std::string_view Symbol(char op) {
   switch (op) {
-    case '+':
-      return "+";
-    case '-':
-      return "-";
-    case '*':
-      return "*";
-    case '/':
-      return "/";
-    case '%':
-      return "%";
-    case 'f':
-      return "//";
-    default:
-      return "** or pow()";
+    case '+': return "+";
+    case '-': return "-";
+    case '*': return "*";
+    case '/': return "/";
+    case '%': return "%";
+    case 'f': return "//";
+    default: return "** or pow()";
   }
 }
 
@@ -35,9 +28,7 @@ std::string_view Symbol(char op) {
   Fail("unsupported operand type(s) for ", Symbol(op), ": '", left.type_name(), "' and '", right.type_name(), "'");
 }
 
-[[noreturn]] void TooLarge() {
-  Fail("an integer of the template grows too large");
-}
+[[noreturn]] void TooLarge() { Fail("an integer of the template grows too large"); }
 
 Int FloorDivide(Int a, Int b) {
   const Int quotient = a / b;
@@ -48,10 +39,8 @@ Value Power(const Value& left, const Value& right) {
   if (!left.is_integral() || !right.is_integral() || right.integer() < 0) {
     if (left.number() == 0 && right.number() < 0) Fail("0.0 cannot be raised to a negative power");
     const double result = std::pow(left.number(), right.number());
-    if (std::isinf(result) && std::isfinite(left.number()) && std::isfinite(right.number()))
-      Fail("the result of ** is too large");
-    if (std::isnan(result) && !std::isnan(left.number()) && !std::isnan(right.number()))
-      Fail("the result of ** is a complex number");
+    if (std::isinf(result) && std::isfinite(left.number()) && std::isfinite(right.number())) Fail("the result of ** is too large");
+    if (std::isnan(result) && !std::isnan(left.number()) && !std::isnan(right.number())) Fail("the result of ** is a complex number");
     return Value::OfFloat(result);
   }
   Int result = 1, base = left.integer();
@@ -89,17 +78,12 @@ Value NumberArithmetic(char op, const Value& left, const Value& right) {
   }
   const double a = left.number(), b = right.number();
   switch (op) {
-    case '+':
-      return Value::OfFloat(a + b);
-    case '-':
-      return Value::OfFloat(a - b);
-    case '*':
-      return Value::OfFloat(a * b);
-    default:
-      break;
+    case '+': return Value::OfFloat(a + b);
+    case '-': return Value::OfFloat(a - b);
+    case '*': return Value::OfFloat(a * b);
+    default: break;
   }
-  if (b == 0)
-    Fail(op == '/' && left.is_integral() && right.is_integral() ? "division by zero" : "float division by zero");
+  if (b == 0) Fail(op == '/' && left.is_integral() && right.is_integral() ? "division by zero" : "float division by zero");
   if (op == '/') return Value::OfFloat(a / b);
   // As Python computes them: the remainder takes the divisor's sign, the quotient is rounded down from it.
   double remainder = std::fmod(a, b);
@@ -118,23 +102,12 @@ std::string EscapeHtml(std::string_view text) {
   std::string out;
   for (char c : text) {
     switch (c) {
-      case '&':
-        out += "&amp;";
-        break;
-      case '<':
-        out += "&lt;";
-        break;
-      case '>':
-        out += "&gt;";
-        break;
-      case '"':
-        out += "&#34;";
-        break;
-      case '\'':
-        out += "&#39;";
-        break;
-      default:
-        out += c;
+      case '&': out += "&amp;"; break;
+      case '<': out += "&lt;"; break;
+      case '>': out += "&gt;"; break;
+      case '"': out += "&#34;"; break;
+      case '\'': out += "&#39;"; break;
+      default: out += c;
     }
   }
   return out;
@@ -156,17 +129,13 @@ Value Repeat(const Value& value, const Value& times) {
   const std::vector<Value>& items = value.sequence()->items;
   std::vector<Value> out;
   if (!items.empty()) {
-    if (count > static_cast<Int>(kMaxItems / items.size()))
-      Fail("the template builds a list of more than ", kMaxItems, " items");
+    if (count > static_cast<Int>(kMaxItems / items.size())) Fail("the template builds a list of more than ", kMaxItems, " items");
     for (Int i = 0; i < count; ++i) out.insert(out.end(), items.begin(), items.end());
   }
-  return value.sequence()->flavor == Sequence::Flavor::kTuple ? Value::OfTuple(std::move(out))
-                                                              : Value::OfList(std::move(out));
+  return value.sequence()->flavor == Sequence::Flavor::kTuple ? Value::OfTuple(std::move(out)) : Value::OfList(std::move(out));
 }
 
-bool IsListOrTuple(const Value& value) {
-  return value.is_sequence() && value.sequence()->flavor <= Sequence::Flavor::kTuple;
-}
+bool IsListOrTuple(const Value& value) { return value.is_sequence() && value.sequence()->flavor <= Sequence::Flavor::kTuple; }
 
 Value Add(const Value& left, const Value& right) {
   if (left.is_string() && right.is_string()) {
@@ -176,9 +145,7 @@ Value Add(const Value& left, const Value& right) {
       return Value::OfText(std::move(out));
     }
     // What `safe` marked turns its neighbour into HTML, as markupsafe's + does.
-    const auto escaped = [](const Text& text) {
-      return text.markup() ? text : Text(EscapeHtml(text.view()), text.trusted());
-    };
+    const auto escaped = [](const Text& text) { return text.markup() ? text : Text(EscapeHtml(text.view()), text.trusted()); };
     Text out = Text::Concat(escaped(left.text()), escaped(right.text()));
     out.set_markup(true);
     return Value::OfText(std::move(out));
@@ -189,11 +156,9 @@ Value Add(const Value& left, const Value& right) {
       Fail("can only concatenate ", left.type_name(), " (not \"", right.type_name(), "\") to ", left.type_name());
     }
     std::vector<Value> items = left.sequence()->items;
-    if (items.size() + right.sequence()->items.size() > kMaxItems)
-      Fail("the template builds a list of more than ", kMaxItems, " items");
+    if (items.size() + right.sequence()->items.size() > kMaxItems) Fail("the template builds a list of more than ", kMaxItems, " items");
     items.insert(items.end(), right.sequence()->items.begin(), right.sequence()->items.end());
-    return left.sequence()->flavor == Sequence::Flavor::kTuple ? Value::OfTuple(std::move(items))
-                                                               : Value::OfList(std::move(items));
+    return left.sequence()->flavor == Sequence::Flavor::kTuple ? Value::OfTuple(std::move(items)) : Value::OfList(std::move(items));
   }
   Unsupported('+', left, right);
 }
@@ -217,8 +182,7 @@ Value Arithmetic(char op, const Value& left, const Value& right) {
   if (op == '*') {
     if ((left.is_string() || IsListOrTuple(left)) && right.is_integral()) return Repeat(left, right);
     if ((right.is_string() || IsListOrTuple(right)) && left.is_integral()) return Repeat(right, left);
-    if (left.is_string() || IsListOrTuple(left))
-      Fail("can't multiply sequence by non-int of type '", right.type_name(), "'");
+    if (left.is_string() || IsListOrTuple(left)) Fail("can't multiply sequence by non-int of type '", right.type_name(), "'");
   }
   Unsupported(op, left, right);
 }
@@ -239,8 +203,7 @@ Value Plus(const Value& value) {
 
 bool Contains(const Value& container, const Value& item) {
   switch (container.kind()) {
-    case Kind::kUndefined:
-      return false;
+    case Kind::kUndefined: return false;
     case Kind::kString:
       if (item.is_undefined()) Fail(item.undefined_hint());
       if (!item.is_string()) Fail("'in <string>' requires string as left operand, not ", item.type_name());
@@ -253,10 +216,8 @@ bool Contains(const Value& container, const Value& item) {
       }
       return false;
     }
-    case Kind::kDict:
-      return container.dict()->Find(item) != nullptr;
-    default:
-      Fail("argument of type '", container.type_name(), "' is not iterable");
+    case Kind::kDict: return container.dict()->Find(item) != nullptr;
+    default: Fail("argument of type '", container.type_name(), "' is not iterable");
   }
 }
 
@@ -331,8 +292,7 @@ Value Slice(const Value& object, const Value* start, const Value* stop, const Va
 std::vector<Value> Characters(const Text& text) {
   const std::string_view view = text.view();
   std::vector<Value> out;
-  if (view.size() > 4 * kMaxItems)
-    Fail("a string of ", view.size(), " bytes is too long to be walked character by character");
+  if (view.size() > 4 * kMaxItems) Fail("a string of ", view.size(), " bytes is too long to be walked character by character");
   for (size_t pos = 0; pos < view.size();) {
     const size_t start = pos;
     NextCodePoint(view, pos);

@@ -41,25 +41,17 @@ class Parser {
   bool SkipOp(std::string_view op) { return IsOp(op) && (Next(), true); }
   bool SkipName(std::string_view name) { return IsName(name) && (Next(), true); }
 
-  [[noreturn]] static void FailAt(const Token& token, std::string message) {
-    throw Error{std::move(message), token.line, token.column};
-  }
+  [[noreturn]] static void FailAt(const Token& token, std::string message) { throw Error{std::move(message), token.line, token.column}; }
 
   static std::string Describe(const Token& token) {
     switch (token.type) {
-      case TokenType::kVariableEnd:
-        return "'}}'";
-      case TokenType::kBlockEnd:
-        return "'%}'";
-      case TokenType::kEnd:
-        return "the end of the template";
-      case TokenType::kString:
-        return Cat("the string '", token.text, "'");
+      case TokenType::kVariableEnd: return "'}}'";
+      case TokenType::kBlockEnd: return "'%}'";
+      case TokenType::kEnd: return "the end of the template";
+      case TokenType::kString: return Cat("the string '", token.text, "'");
       case TokenType::kInteger:
-      case TokenType::kFloat:
-        return "a number";
-      default:
-        return Cat("'", token.text, "'");
+      case TokenType::kFloat: return "a number";
+      default: return Cat("'", token.text, "'");
     }
   }
 
@@ -101,8 +93,7 @@ class Parser {
     while (true) {
       switch (Current().type) {
         case TokenType::kEnd:
-          if (!ends.empty())
-            FailAt(Current(), Cat("unexpected end of the template: the tag '", ends.back(), "' is missing"));
+          if (!ends.empty()) FailAt(Current(), Cat("unexpected end of the template: the tag '", ends.back(), "' is missing"));
           return body;
         case TokenType::kData: {
           auto statement = Make(StatementKind::kData);
@@ -120,15 +111,13 @@ class Parser {
         }
         case TokenType::kBlockBegin: {
           Next();
-          if (Current().type != TokenType::kName)
-            FailAt(Current(), Cat("expected a tag name, got ", Describe(Current())));
+          if (Current().type != TokenType::kName) FailAt(Current(), Cat("expected a tag name, got ", Describe(Current())));
           if (std::find(ends.begin(), ends.end(), Current().text) != ends.end()) return body;
           body.push_back(ParseStatement(ends));
           Expect(TokenType::kBlockEnd, "%}");
           break;
         }
-        default:
-          FailAt(Current(), Cat("unexpected ", Describe(Current())));
+        default: FailAt(Current(), Cat("unexpected ", Describe(Current())));
       }
     }
   }
@@ -187,8 +176,7 @@ class Parser {
     if (name == "include" || name == "import" || name == "from" || name == "extends" || name == "block") {
       FailAt(tag, Cat("the tag '", name, "' is not supported: a chat template is one file; put the text in place"));
     }
-    if (name == "autoescape")
-      FailAt(tag, "the tag 'autoescape' is not supported: prompts are never HTML-escaped; remove it");
+    if (name == "autoescape") FailAt(tag, "the tag 'autoescape' is not supported: prompts are never HTML-escaped; remove it");
     std::string message = Cat("unknown tag '", name, "'");
     if (!ends.empty()) message += Cat("; the innermost open block ends with '", ends.back(), "'");
     FailAt(tag, std::move(message));
@@ -290,8 +278,7 @@ class Parser {
     if (IsOp("(")) statement->macro->parameters = ParseParameters(*statement->macro);
     const Token at = Current();
     statement->exprs.push_back(ParseExpression());
-    if (statement->exprs[0]->kind != ExprKind::kCall)
-      FailAt(at, "a call block needs a macro call: {% call name(...) %}");
+    if (statement->exprs[0]->kind != ExprKind::kCall) FailAt(at, "a call block needs a macro call: {% call name(...) %}");
     ParseMacroBody(*statement->macro, "endcall");
     return statement;
   }
@@ -376,8 +363,7 @@ class Parser {
   }
 
   // One expression, or several with commas between them: a tuple.
-  ExprPtr ParseTuple(const std::vector<std::string_view>& ends, bool with_condition = true,
-                     bool in_parentheses = false) {
+  ExprPtr ParseTuple(const std::vector<std::string_view>& ends, bool with_condition = true, bool in_parentheses = false) {
     const int line = Current().line;
     const auto at_end = [&] {
       return Current().type == TokenType::kVariableEnd || Current().type == TokenType::kBlockEnd || IsOp(")") ||
@@ -446,8 +432,7 @@ class Parser {
     while (true) {
       char op = 0;
       if (Current().type == TokenType::kOperator) {
-        static constexpr std::pair<std::string_view, char> kOps[] = {{"==", '='}, {"!=", '!'}, {"<", '<'},
-                                                                     {">", '>'},  {"<=", 'l'}, {">=", 'g'}};
+        static constexpr std::pair<std::string_view, char> kOps[] = {{"==", '='}, {"!=", '!'}, {"<", '<'}, {">", '>'}, {"<=", 'l'}, {">=", 'g'}};
         for (const auto& [text, code] : kOps) {
           if (Current().text == text) op = code;
         }
@@ -565,8 +550,7 @@ class Parser {
         Next();
         expr->constant = Value::OfFloat(token.number);
         return expr;
-      default:
-        break;
+      default: break;
     }
     if (SkipOp("(")) {
       Depth guard(*this, parse_depth_, kMaxParseDepth);
@@ -729,16 +713,12 @@ class Parser {
 
   bool TestArgumentFollows() const {
     switch (Current().type) {
-      case TokenType::kName:
-        return !IsName("else") && !IsName("or") && !IsName("and");
+      case TokenType::kName: return !IsName("else") && !IsName("or") && !IsName("and");
       case TokenType::kString:
       case TokenType::kInteger:
-      case TokenType::kFloat:
-        return true;
-      case TokenType::kOperator:
-        return IsOp("[") || IsOp("{");
-      default:
-        return false;
+      case TokenType::kFloat: return true;
+      case TokenType::kOperator: return IsOp("[") || IsOp("{");
+      default: return false;
     }
   }
 
@@ -768,8 +748,6 @@ class Parser {
 
 }  // namespace
 
-std::unique_ptr<const Template> ParseTemplate(std::string_view source) {
-  return Parser(source).Run();
-}
+std::unique_ptr<const Template> ParseTemplate(std::string_view source) { return Parser(source).Run(); }
 
 }  // namespace hearth::jinja

@@ -59,36 +59,20 @@ void AppendSequence(const Sequence& sequence, std::string& out, int depth) {
       out += step == 1 ? ")" : Cat(", ", IntToString(step), ")");
       return;
     }
-    case Sequence::Flavor::kGenerator:
-      out += Cat("<", sequence.type_name, " object>");
-      return;
+    case Sequence::Flavor::kGenerator: out += Cat("<", sequence.type_name, " object>"); return;
   }
 }
 
 void AppendRepr(const Value& value, std::string& out, int depth) {
   CheckNesting(depth);
   switch (value.kind()) {
-    case Kind::kUndefined:
-      out += "Undefined";
-      return;
-    case Kind::kNone:
-      out += "None";
-      return;
-    case Kind::kBool:
-      out += value.boolean() ? "True" : "False";
-      return;
-    case Kind::kInt:
-      out += IntToString(value.integer());
-      return;
-    case Kind::kFloat:
-      out += FloatRepr(value.number());
-      return;
-    case Kind::kString:
-      out += ReprString(value.view());
-      return;
-    case Kind::kSequence:
-      AppendSequence(*value.sequence(), out, depth);
-      break;
+    case Kind::kUndefined: out += "Undefined"; return;
+    case Kind::kNone: out += "None"; return;
+    case Kind::kBool: out += value.boolean() ? "True" : "False"; return;
+    case Kind::kInt: out += IntToString(value.integer()); return;
+    case Kind::kFloat: out += FloatRepr(value.number()); return;
+    case Kind::kString: out += ReprString(value.view()); return;
+    case Kind::kSequence: AppendSequence(*value.sequence(), out, depth); break;
     case Kind::kDict: {
       out += '{';
       bool first = true;
@@ -102,9 +86,7 @@ void AppendRepr(const Value& value, std::string& out, int depth) {
       out += '}';
       break;
     }
-    case Kind::kObject:
-      out += value.object()->Repr();
-      return;
+    case Kind::kObject: out += value.object()->Repr(); return;
   }
   if (out.size() > kMaxTextBytes) Fail("the template builds a string of more than ", kMaxTextBytes >> 20, " MiB");
 }
@@ -121,9 +103,7 @@ std::string Pad(std::string body, const Spec& spec, bool numeric) {
   return Cat(std::string(missing, ' '), body);
 }
 
-std::string_view Sign(bool negative, const Spec& spec) {
-  return negative ? "-" : spec.plus ? "+" : spec.space ? " " : "";
-}
+std::string_view Sign(bool negative, const Spec& spec) { return negative ? "-" : spec.plus ? "+" : spec.space ? " " : ""; }
 
 // Digits of the magnitude of `value`.
 std::string InBase(Int value, unsigned base, bool upper) {
@@ -155,8 +135,7 @@ std::string FormatNumber(const Value& value, const Spec& spec) {
     case 'x':
     case 'X':
     case 'o': {
-      if (!value.is_integral())
-        Fail("%", std::string(1, spec.type), " format: an integer is required, not ", value.type_name());
+      if (!value.is_integral()) Fail("%", std::string(1, spec.type), " format: an integer is required, not ", value.type_name());
       const Int number = value.integer();
       const std::string prefix = !spec.alternate ? "" : spec.type == 'o' ? "0o" : spec.type == 'x' ? "0x" : "0X";
       return Cat(Sign(number < 0, spec), prefix, InBase(number, spec.type == 'o' ? 8 : 16, spec.type == 'X'));
@@ -203,9 +182,7 @@ void AppendConverted(const Value& value, const Spec& spec, TextBuilder& out) {
 
 }  // namespace
 
-std::string IntToString(Int value) {
-  return value < 0 ? Cat("-", InBase(value, 10, false)) : InBase(value, 10, false);
-}
+std::string IntToString(Int value) { return value < 0 ? Cat("-", InBase(value, 10, false)) : InBase(value, 10, false); }
 
 std::string FloatRepr(double value) {
   if (std::isnan(value)) return "nan";
@@ -214,8 +191,7 @@ std::string FloatRepr(double value) {
   const double size = std::abs(value);
   // Python's repr: the shortest digits that read back, with an exponent only outside [1e-4, 1e16).
   const bool exponent = size != 0 && (size < 1e-4 || size >= 1e16);
-  const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value,
-                                    exponent ? std::chars_format::scientific : std::chars_format::fixed);
+  const auto result = std::to_chars(buffer, buffer + sizeof(buffer), value, exponent ? std::chars_format::scientific : std::chars_format::fixed);
   std::string out(buffer, result.ptr);
   if (!exponent && out.find('.') == std::string::npos) out += ".0";
   return out;
@@ -241,11 +217,7 @@ std::string ReprString(std::string_view text) {
     } else if (IsPrintable(code)) {
       out += text.substr(start, pos - start);
     } else {
-      std::snprintf(buffer, sizeof(buffer),
-                    code < 0x100     ? "\\x%02x"
-                    : code < 0x10000 ? "\\u%04x"
-                                     : "\\U%08x",
-                    static_cast<unsigned>(code));
+      std::snprintf(buffer, sizeof(buffer), code < 0x100 ? "\\x%02x" : code < 0x10000 ? "\\u%04x" : "\\U%08x", static_cast<unsigned>(code));
       out += buffer;
     }
   }
@@ -268,18 +240,14 @@ Text ToText(const Value& value) {
 
 bool IsTrusted(const Value& value) {
   switch (value.kind()) {
-    case Kind::kString:
-      return value.text().trusted();
-    case Kind::kSequence:
-      return std::all_of(value.sequence()->items.begin(), value.sequence()->items.end(), IsTrusted);
+    case Kind::kString: return value.text().trusted();
+    case Kind::kSequence: return std::all_of(value.sequence()->items.begin(), value.sequence()->items.end(), IsTrusted);
     case Kind::kDict:
       return std::all_of(value.dict()->entries.begin(), value.dict()->entries.end(),
                          [](const auto& entry) { return IsTrusted(entry.first) && IsTrusted(entry.second); });
     // An object may show a caller's strings (a namespace does): nothing in its text is a special token of the template.
-    case Kind::kObject:
-      return false;
-    default:
-      return true;
+    case Kind::kObject: return false;
+    default: return true;
   }
 }
 
@@ -312,24 +280,12 @@ Text PercentFormat(const Text& format, const Value& values) {
     }
     for (bool flags = true; flags && pos < text.size();) {
       switch (text[pos]) {
-        case '-':
-          spec.left = true;
-          break;
-        case '0':
-          spec.zero = true;
-          break;
-        case '+':
-          spec.plus = true;
-          break;
-        case ' ':
-          spec.space = true;
-          break;
-        case '#':
-          spec.alternate = true;
-          break;
-        default:
-          flags = false;
-          continue;
+        case '-': spec.left = true; break;
+        case '0': spec.zero = true; break;
+        case '+': spec.plus = true; break;
+        case ' ': spec.space = true; break;
+        case '#': spec.alternate = true; break;
+        default: flags = false; continue;
       }
       ++pos;
     }
@@ -420,9 +376,7 @@ Text BraceFormat(const Text& format, const Args& args) {
     }
     spec.left = !right;
     if (spec.type == 0) {
-      spec.type = value->kind() == Kind::kFloat && spec.precision >= 0 ? 'g'
-                  : value->is_integral() && !value->is_bool()          ? 'd'
-                                                                       : 's';
+      spec.type = value->kind() == Kind::kFloat && spec.precision >= 0 ? 'g' : value->is_integral() && !value->is_bool() ? 'd' : 's';
     }
     AppendConverted(*value, spec, out);
   }

@@ -29,8 +29,7 @@ Value Path(Interpreter& interpreter, Value value, const Value& attribute, const 
   }
   for (const Text& part : Split(attribute.text(), ".", -1)) {
     const std::string_view name = part.view();
-    const bool number =
-        !name.empty() && name.size() < 10 && name.find_first_not_of("0123456789") == std::string_view::npos;
+    const bool number = !name.empty() && name.size() < 10 && name.find_first_not_of("0123456789") == std::string_view::npos;
     step(number ? Value::OfInt(std::stoi(std::string(name))) : Value::OfText(part));
   }
   return value;
@@ -59,8 +58,7 @@ std::vector<Value> Sorted(Interpreter& interpreter, std::vector<Keyed> entries, 
     }
     return false;
   };
-  std::stable_sort(entries.begin(), entries.end(),
-                   [&](const Keyed& a, const Keyed& b) { return reverse ? less(b, a) : less(a, b); });
+  std::stable_sort(entries.begin(), entries.end(), [&](const Keyed& a, const Keyed& b) { return reverse ? less(b, a) : less(a, b); });
   std::vector<Value> out;
   out.reserve(entries.size());
   for (Keyed& entry : entries) out.push_back(std::move(entry.item));
@@ -70,26 +68,20 @@ std::vector<Value> Sorted(Interpreter& interpreter, std::vector<Keyed> entries, 
 Value Length(Interpreter&, const Value& input, Args& args) {
   const Bound bound(args, "length", {});
   switch (input.kind()) {
-    case Kind::kUndefined:
-      return Value::OfInt(0);
-    case Kind::kString:
-      return Value::OfInt(static_cast<Int>(CountCharacters(input.view())));
-    case Kind::kDict:
-      return Value::OfInt(static_cast<Int>(input.dict()->entries.size()));
+    case Kind::kUndefined: return Value::OfInt(0);
+    case Kind::kString: return Value::OfInt(static_cast<Int>(CountCharacters(input.view())));
+    case Kind::kDict: return Value::OfInt(static_cast<Int>(input.dict()->entries.size()));
     case Kind::kSequence:
-      if (input.sequence()->flavor != Sequence::Flavor::kGenerator)
-        return Value::OfInt(static_cast<Int>(input.sequence()->items.size()));
+      if (input.sequence()->flavor != Sequence::Flavor::kGenerator) return Value::OfInt(static_cast<Int>(input.sequence()->items.size()));
       break;
-    default:
-      break;
+    default: break;
   }
   Fail("object of type '", input.type_name(), "' has no len()");
 }
 
 Value First(Interpreter& interpreter, const Value& input, Args& args) {
   const Bound bound(args, "first", {});
-  if (input.is_string())
-    return Index(input, Value::OfInt(0)).value_or(Value::OfUndefined("No first item, sequence was empty."));
+  if (input.is_string()) return Index(input, Value::OfInt(0)).value_or(Value::OfUndefined("No first item, sequence was empty."));
   const bool generator = input.is_sequence() && input.sequence()->flavor == Sequence::Flavor::kGenerator;
   if (generator) {
     Sequence& sequence = *input.sequence();
@@ -102,8 +94,7 @@ Value First(Interpreter& interpreter, const Value& input, Args& args) {
 
 Value Last(Interpreter& interpreter, const Value& input, Args& args) {
   const Bound bound(args, "last", {});
-  if (input.is_string())
-    return Index(input, Value::OfInt(-1)).value_or(Value::OfUndefined("No last item, sequence was empty."));
+  if (input.is_string()) return Index(input, Value::OfInt(-1)).value_or(Value::OfUndefined("No last item, sequence was empty."));
   if (input.is_sequence() && input.sequence()->flavor == Sequence::Flavor::kGenerator) {
     Fail("'", input.type_name(), "' object is not reversible");
   }
@@ -156,8 +147,7 @@ Value DictSort(Interpreter& interpreter, const Value& input, Args& args) {
   if (by != "key" && by != "value") Fail("You can only sort by either \"key\" or \"value\"");
   std::vector<Keyed> entries;
   for (const auto& [key, value] : input.dict()->entries) {
-    entries.push_back(
-        {{Key(interpreter, by == "key" ? key : value, nullptr, bound.Flag(0, false))}, Value::OfTuple({key, value})});
+    entries.push_back({{Key(interpreter, by == "key" ? key : value, nullptr, bound.Flag(0, false))}, Value::OfTuple({key, value})});
   }
   return Value::OfList(Sorted(interpreter, std::move(entries), bound.Flag(2, false)));
 }
@@ -207,12 +197,8 @@ Value Extreme(Interpreter& interpreter, const Value& input, const Args& args, st
   return best.has_value() ? *best : Value::OfUndefined("No aggregated item, sequence was empty.");
 }
 
-Value Min(Interpreter& interpreter, const Value& input, Args& args) {
-  return Extreme(interpreter, input, args, "min", -1);
-}
-Value Max(Interpreter& interpreter, const Value& input, Args& args) {
-  return Extreme(interpreter, input, args, "max", 1);
-}
+Value Min(Interpreter& interpreter, const Value& input, Args& args) { return Extreme(interpreter, input, args, "min", -1); }
+Value Max(Interpreter& interpreter, const Value& input, Args& args) { return Extreme(interpreter, input, args, "max", 1); }
 
 Value Sum(Interpreter& interpreter, const Value& input, Args& args) {
   const Bound bound(args, "sum", {"attribute", "start"});
@@ -263,8 +249,7 @@ Value SliceFilter(Interpreter& interpreter, const Value& input, Args& args) {
   size_t at = 0;
   for (size_t i = 0; i < count; ++i) {
     const size_t size = each + (i < with_extra ? 1 : 0);
-    std::vector<Value> row(items.begin() + static_cast<std::ptrdiff_t>(at),
-                           items.begin() + static_cast<std::ptrdiff_t>(at + size));
+    std::vector<Value> row(items.begin() + static_cast<std::ptrdiff_t>(at), items.begin() + static_cast<std::ptrdiff_t>(at + size));
     if (bound[1] != nullptr && !bound[1]->is_none() && i >= with_extra) row.push_back(*bound[1]);
     at += size;
     rows.push_back(Value::OfList(std::move(row)));
@@ -295,8 +280,7 @@ Value GroupBy(Interpreter& interpreter, const Value& input, Args& args) {
   std::vector<Value> groups, members;
   std::optional<Value> group_key, first_key;
   const auto flush = [&] {
-    if (group_key.has_value())
-      groups.push_back(Value::OfTuple({*first_key, Value::OfList(std::exchange(members, {}))}));
+    if (group_key.has_value()) groups.push_back(Value::OfTuple({*first_key, Value::OfList(std::exchange(members, {}))}));
   };
   for (const Value& item : Sorted(interpreter, std::move(entries), false)) {
     const Value key = Key(interpreter, raw_key(item), nullptr, case_sensitive);
@@ -352,48 +336,39 @@ Value SelectOrReject(Interpreter& interpreter, const Value& input, Args& args, b
   return Value::OfGenerator(std::move(out));
 }
 
-Value Select(Interpreter& i, const Value& input, Args& args) {
-  return SelectOrReject(i, input, args, true, false);
-}
-Value Reject(Interpreter& i, const Value& input, Args& args) {
-  return SelectOrReject(i, input, args, false, false);
-}
-Value SelectAttr(Interpreter& i, const Value& input, Args& args) {
-  return SelectOrReject(i, input, args, true, true);
-}
-Value RejectAttr(Interpreter& i, const Value& input, Args& args) {
-  return SelectOrReject(i, input, args, false, true);
-}
+Value Select(Interpreter& i, const Value& input, Args& args) { return SelectOrReject(i, input, args, true, false); }
+Value Reject(Interpreter& i, const Value& input, Args& args) { return SelectOrReject(i, input, args, false, false); }
+Value SelectAttr(Interpreter& i, const Value& input, Args& args) { return SelectOrReject(i, input, args, true, true); }
+Value RejectAttr(Interpreter& i, const Value& input, Args& args) { return SelectOrReject(i, input, args, false, true); }
 
 }  // namespace
 
 FilterFunction FindSequenceFilter(std::string_view name) {
-  static const auto* const kTable =
-      new std::unordered_map<std::string_view, FilterFunction>{{"length", Length},
-                                                               {"count", Length},
-                                                               {"first", First},
-                                                               {"last", Last},
-                                                               {"join", JoinFilter},
-                                                               {"list", ListFilter},
-                                                               {"items", Items},
-                                                               {"default", Default},
-                                                               {"d", Default},
-                                                               {"dictsort", DictSort},
-                                                               {"sort", Sort},
-                                                               {"unique", Unique},
-                                                               {"min", Min},
-                                                               {"max", Max},
-                                                               {"sum", Sum},
-                                                               {"reverse", Reverse},
-                                                               {"batch", Batch},
-                                                               {"slice", SliceFilter},
-                                                               {"attr", AttributeFilter},
-                                                               {"groupby", GroupBy},
-                                                               {"map", Map},
-                                                               {"select", Select},
-                                                               {"reject", Reject},
-                                                               {"selectattr", SelectAttr},
-                                                               {"rejectattr", RejectAttr}};
+  static const auto* const kTable = new std::unordered_map<std::string_view, FilterFunction>{{"length", Length},
+                                                                                             {"count", Length},
+                                                                                             {"first", First},
+                                                                                             {"last", Last},
+                                                                                             {"join", JoinFilter},
+                                                                                             {"list", ListFilter},
+                                                                                             {"items", Items},
+                                                                                             {"default", Default},
+                                                                                             {"d", Default},
+                                                                                             {"dictsort", DictSort},
+                                                                                             {"sort", Sort},
+                                                                                             {"unique", Unique},
+                                                                                             {"min", Min},
+                                                                                             {"max", Max},
+                                                                                             {"sum", Sum},
+                                                                                             {"reverse", Reverse},
+                                                                                             {"batch", Batch},
+                                                                                             {"slice", SliceFilter},
+                                                                                             {"attr", AttributeFilter},
+                                                                                             {"groupby", GroupBy},
+                                                                                             {"map", Map},
+                                                                                             {"select", Select},
+                                                                                             {"reject", Reject},
+                                                                                             {"selectattr", SelectAttr},
+                                                                                             {"rejectattr", RejectAttr}};
   const auto at = kTable->find(name);
   return at == kTable->end() ? nullptr : at->second;
 }

@@ -12,9 +12,7 @@
 namespace hearth::jinja {
 namespace {
 
-Value Rewritten(const Value& self, std::string text) {
-  return Value::OfString(std::move(text), self.text().trusted());
-}
+Value Rewritten(const Value& self, std::string text) { return Value::OfString(std::move(text), self.text().trusted()); }
 
 Value TextList(std::vector<Text> parts) {
   std::vector<Value> items;
@@ -23,9 +21,7 @@ Value TextList(std::vector<Text> parts) {
   return Value::OfList(std::move(items));
 }
 
-bool IsAbsent(const Value* value) {
-  return value == nullptr || value->is_none();
-}
+bool IsAbsent(const Value* value) { return value == nullptr || value->is_none(); }
 
 Value StripMethod(const Value& self, const Args& args, std::string_view name, bool left, bool right) {
   const Bound bound(args, name, {"chars"});
@@ -165,8 +161,7 @@ Value JoinMethod(Interpreter& interpreter, const Value& self, const Args& args) 
   size_t bytes = 0;
   for (const Value& item : interpreter.Iterate(*bound[0])) {
     if (item.is_undefined()) Fail(item.undefined_hint());
-    if (!item.is_string())
-      Fail("sequence item ", parts.size(), ": expected str instance, ", item.type_name(), " found");
+    if (!item.is_string()) Fail("sequence item ", parts.size(), ": expected str instance, ", item.type_name(), " found");
     parts.push_back(item.text());
     bytes += item.text().size() + self.text().size();
   }
@@ -218,8 +213,7 @@ Value CountText(const Value& self, const Args& args) {
 
 Value ReplaceMethod(const Value& self, const Args& args) {
   const Bound bound(args, "replace", {"old", "new", "count"}, 2);
-  return Value::OfText(Replace(self.text(), RequireText(*bound[0], "replace").view(), RequireText(*bound[1], "replace"),
-                               bound.Integer(2, -1)));
+  return Value::OfText(Replace(self.text(), RequireText(*bound[0], "replace").view(), RequireText(*bound[1], "replace"), bound.Integer(2, -1)));
 }
 
 Value RemoveAffix(const Value& self, const Args& args, std::string_view name, bool front) {
@@ -278,11 +272,9 @@ const std::unordered_map<std::string_view, MethodFunction>& Table() {
       {"isdecimal", METHOD(All(self, IsDigit))},
       {"isnumeric", METHOD(All(self, [](char32_t c) { return IsWordCharacter(c) && !IsAlpha(c) && c != '_'; }))},
       {"isalnum", METHOD(All(self, [](char32_t c) { return IsWordCharacter(c) && c != '_'; }))},
-      {"isascii",
-       METHOD(Value::OfBool(std::all_of(self.view().begin(), self.view().end(), [](char c) { return c >= 0; })))},
+      {"isascii", METHOD(Value::OfBool(std::all_of(self.view().begin(), self.view().end(), [](char c) { return c >= 0; })))},
       {"isprintable", METHOD(Value::OfBool(self.text().empty() || All(self, IsPrintable).boolean()))},
-      {"isidentifier",
-       METHOD(Value::OfBool(All(self, IsWordCharacter).boolean() && (self.view()[0] < '0' || self.view()[0] > '9')))},
+      {"isidentifier", METHOD(Value::OfBool(All(self, IsWordCharacter).boolean() && (self.view()[0] < '0' || self.view()[0] > '9')))},
       {"isupper", METHOD(AllCased(self, IsUpper, IsLower))},
       {"islower", METHOD(AllCased(self, IsLower, IsUpper))},
       {"istitle", METHOD(IsTitle(self))},
@@ -389,8 +381,7 @@ Text Replace(const Text& text, std::string_view from, const Text& to, Int limit)
     out.Append(text.Slice(pos, view.size()));
     return out.Take();
   }
-  for (size_t at = view.find(from); at != std::string_view::npos && (limit < 0 || count < limit);
-       at = view.find(from, done)) {
+  for (size_t at = view.find(from); at != std::string_view::npos && (limit < 0 || count < limit); at = view.find(from, done)) {
     out.Append(text.Slice(done, at));
     out.Append(to);
     done = at + from.size();
@@ -417,8 +408,7 @@ std::vector<Text> SplitLines(const Text& text, bool keep_ends) {
   for (size_t pos = 0; pos < view.size();) {
     const size_t at = pos;
     const char32_t code = NextCodePoint(view, pos);
-    const bool ends = (code >= 0x0A && code <= 0x0D) || (code >= 0x1C && code <= 0x1E) || code == 0x85 ||
-                      code == 0x2028 || code == 0x2029;
+    const bool ends = (code >= 0x0A && code <= 0x0D) || (code >= 0x1C && code <= 0x1E) || code == 0x85 || code == 0x2028 || code == 0x2029;
     if (!ends) continue;
     if (code == '\r' && pos < view.size() && view[pos] == '\n') ++pos;
     out.push_back(text.Slice(start, keep_ends ? pos : at));
@@ -433,8 +423,7 @@ std::vector<Text> Split(const Text& text, std::string_view separator, Int limit)
   const std::string_view view = text.view();
   std::vector<Text> out;
   size_t start = 0;
-  for (size_t at = view.find(separator);
-       at != std::string_view::npos && (limit < 0 || static_cast<Int>(out.size()) < limit);
+  for (size_t at = view.find(separator); at != std::string_view::npos && (limit < 0 || static_cast<Int>(out.size()) < limit);
        at = view.find(separator, start)) {
     out.push_back(text.Slice(start, at));
     start = at + separator.size();

@@ -17,9 +17,7 @@ const Value& Argument(const Args& args, std::string_view test) {
   return args.positional[0];
 }
 
-bool IsIterable(const Value& value) {
-  return value.is_string() || value.is_sequence() || value.is_dict() || value.is_undefined();
-}
+bool IsIterable(const Value& value) { return value.is_string() || value.is_sequence() || value.is_dict() || value.is_undefined(); }
 
 bool Odd(const Value& value) {
   const Value rest = Arithmetic('%', value, Value::OfInt(2));
@@ -29,14 +27,10 @@ bool Odd(const Value& value) {
 bool Same(const Value& left, const Value& right) {
   if (left.kind() != right.kind()) return false;
   switch (left.kind()) {
-    case Kind::kSequence:
-      return left.sequence() == right.sequence();
-    case Kind::kDict:
-      return left.dict() == right.dict();
-    case Kind::kUndefined:
-      return false;
-    default:
-      return Equal(left, right);
+    case Kind::kSequence: return left.sequence() == right.sequence();
+    case Kind::kDict: return left.dict() == right.dict();
+    case Kind::kUndefined: return false;
+    default: return Equal(left, right);
   }
 }
 
@@ -71,8 +65,7 @@ const std::unordered_map<std::string_view, TestFunction>& Table() {
       {"string", TEST_OF(value.is_string())},
       {"mapping", TEST_OF(value.is_dict())},
       {"iterable", TEST_OF(IsIterable(value))},
-      {"sequence", TEST_OF(value.is_undefined() || value.is_string() || value.is_dict() ||
-                           (value.is_sequence() && value.sequence()->indexable()))},
+      {"sequence", TEST_OF(value.is_undefined() || value.is_string() || value.is_dict() || (value.is_sequence() && value.sequence()->indexable()))},
       {"callable", TEST_OF(value.is_object() && value.object()->callable())},
       {"sameas", TEST_OF(Same(value, Argument(args, "sameas")))},
       {"escaped", TEST_OF(value.is_string() && value.text().markup())},

@@ -35,8 +35,7 @@ void Text::Buffer::Append(std::string_view piece, bool trusted) {
 
 size_t Text::RunAt(size_t offset) const {
   const auto& runs = buffer_->runs;
-  return std::upper_bound(runs.begin(), runs.end(), offset, [](size_t at, const Run& run) { return at < run.end; }) -
-         runs.begin();
+  return std::upper_bound(runs.begin(), runs.end(), offset, [](size_t at, const Run& run) { return at < run.end; }) - runs.begin();
 }
 
 bool Text::trusted() const {
@@ -83,9 +82,7 @@ Text Text::Concat(const Text& left, const Text& right, size_t* copied) {
   return out;
 }
 
-TextBuilder::TextBuilder() : buffer_(std::make_shared<Text::Buffer>()) {
-  buffer_->growable = true;
-}
+TextBuilder::TextBuilder() : buffer_(std::make_shared<Text::Buffer>()) { buffer_->growable = true; }
 
 void TextBuilder::Append(std::string_view piece, bool trusted) {
   CheckSize(buffer_->bytes.size() + piece.size());

@@ -22,9 +22,7 @@ class Text {
   Text() = default;
   Text(std::string bytes, bool trusted);
 
-  std::string_view view() const {
-    return buffer_ == nullptr ? std::string_view() : std::string_view(buffer_->bytes).substr(begin_, size_);
-  }
+  std::string_view view() const { return buffer_ == nullptr ? std::string_view() : std::string_view(buffer_->bytes).substr(begin_, size_); }
   size_t size() const { return size_; }
   bool empty() const { return size_ == 0; }
   // False when any byte is a caller's.

@@ -20,18 +20,10 @@ Value ByMethod(Interpreter& interpreter, std::string_view method, const Value& i
   return FindStringMethod(method)(interpreter, Value::OfText(ToText(input)), args);
 }
 
-Value Upper(Interpreter& interpreter, const Value& input, Args& args) {
-  return ByMethod(interpreter, "upper", input, args);
-}
-Value Lower(Interpreter& interpreter, const Value& input, Args& args) {
-  return ByMethod(interpreter, "lower", input, args);
-}
-Value Capitalized(Interpreter& interpreter, const Value& input, Args& args) {
-  return ByMethod(interpreter, "capitalize", input, args);
-}
-Value Trim(Interpreter& interpreter, const Value& input, Args& args) {
-  return ByMethod(interpreter, "strip", input, args);
-}
+Value Upper(Interpreter& interpreter, const Value& input, Args& args) { return ByMethod(interpreter, "upper", input, args); }
+Value Lower(Interpreter& interpreter, const Value& input, Args& args) { return ByMethod(interpreter, "lower", input, args); }
+Value Capitalized(Interpreter& interpreter, const Value& input, Args& args) { return ByMethod(interpreter, "capitalize", input, args); }
+Value Trim(Interpreter& interpreter, const Value& input, Args& args) { return ByMethod(interpreter, "strip", input, args); }
 
 // Jinja2's own title: a capital after every space, hyphen or opening bracket, so that "it's" stays "It's".
 Value Title(Interpreter&, const Value& input, Args& args) {
@@ -193,8 +185,7 @@ Value UrlEncode(Interpreter&, const Value& input, Args& args) {
   std::string out;
   for (const char c : text.view()) {
     const auto byte = static_cast<unsigned char>(c);
-    const bool plain =
-        byte < 0x80 && (IsAlpha(byte) || IsDigit(byte) || std::string_view("_.-~/").find(c) != std::string_view::npos);
+    const bool plain = byte < 0x80 && (IsAlpha(byte) || IsDigit(byte) || std::string_view("_.-~/").find(c) != std::string_view::npos);
     if (plain) {
       out += c;
     } else {
@@ -220,8 +211,7 @@ std::optional<Int> ReadInt(const Text& text, int base) {
   const bool negative = view.starts_with('-');
   if (negative || view.starts_with('+')) view.remove_prefix(1);
   const std::string_view prefix = base == 16 ? "xX" : base == 8 ? "oO" : base == 2 ? "bB" : "";
-  if (view.size() > 2 && view[0] == '0' && prefix.find(view[1]) != std::string_view::npos && !prefix.empty())
-    view.remove_prefix(2);
+  if (view.size() > 2 && view[0] == '0' && prefix.find(view[1]) != std::string_view::npos && !prefix.empty()) view.remove_prefix(2);
   Int value = 0;
   for (size_t i = 0; i < view.size(); ++i) {
     const char c = view[i];
@@ -323,29 +313,28 @@ Value Round(Interpreter&, const Value& input, Args& args) {
 }  // namespace
 
 FilterFunction FindTextFilter(std::string_view name) {
-  static const auto* const kTable =
-      new std::unordered_map<std::string_view, FilterFunction>{{"upper", Upper},
-                                                               {"lower", Lower},
-                                                               {"capitalize", Capitalized},
-                                                               {"title", Title},
-                                                               {"trim", Trim},
-                                                               {"replace", ReplaceFilter},
-                                                               {"string", StringFilter},
-                                                               {"safe", Safe},
-                                                               {"e", Escape},
-                                                               {"escape", Escape},
-                                                               {"forceescape", ForceEscape},
-                                                               {"format", Format},
-                                                               {"tojson", ToJsonFilter},
-                                                               {"indent", Indent},
-                                                               {"center", Center},
-                                                               {"truncate", Truncate},
-                                                               {"wordcount", WordCount},
-                                                               {"urlencode", UrlEncode},
-                                                               {"int", IntFilter},
-                                                               {"float", FloatFilter},
-                                                               {"abs", Abs},
-                                                               {"round", Round}};
+  static const auto* const kTable = new std::unordered_map<std::string_view, FilterFunction>{{"upper", Upper},
+                                                                                             {"lower", Lower},
+                                                                                             {"capitalize", Capitalized},
+                                                                                             {"title", Title},
+                                                                                             {"trim", Trim},
+                                                                                             {"replace", ReplaceFilter},
+                                                                                             {"string", StringFilter},
+                                                                                             {"safe", Safe},
+                                                                                             {"e", Escape},
+                                                                                             {"escape", Escape},
+                                                                                             {"forceescape", ForceEscape},
+                                                                                             {"format", Format},
+                                                                                             {"tojson", ToJsonFilter},
+                                                                                             {"indent", Indent},
+                                                                                             {"center", Center},
+                                                                                             {"truncate", Truncate},
+                                                                                             {"wordcount", WordCount},
+                                                                                             {"urlencode", UrlEncode},
+                                                                                             {"int", IntFilter},
+                                                                                             {"float", FloatFilter},
+                                                                                             {"abs", Abs},
+                                                                                             {"round", Round}};
   const auto at = kTable->find(name);
   return at == kTable->end() ? nullptr : at->second;
 }

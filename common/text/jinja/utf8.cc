@@ -5,46 +5,29 @@
 namespace hearth::jinja {
 namespace {
 
-bool IsContinuation(unsigned char byte) {
-  return (byte & 0xC0) == 0x80;
-}
+bool IsContinuation(unsigned char byte) { return (byte & 0xC0) == 0x80; }
 
-utf8proc_category_t Category(char32_t code) {
-  return utf8proc_category(static_cast<utf8proc_int32_t>(code));
-}
+utf8proc_category_t Category(char32_t code) { return utf8proc_category(static_cast<utf8proc_int32_t>(code)); }
 
 // The few characters whose upper case is more than one character; utf8proc maps one to one.
 std::string_view LongUpper(char32_t code) {
   switch (code) {
-    case 0x00DF:
-      return "SS";
-    case 0x0149:
-      return "\xCA\xBCN";
-    case 0x01F0:
-      return "J\xCC\x8C";
-    case 0x0587:
-      return "\xD4\xB5\xD5\x92";
-    case 0xFB00:
-      return "FF";
-    case 0xFB01:
-      return "FI";
-    case 0xFB02:
-      return "FL";
-    case 0xFB03:
-      return "FFI";
-    case 0xFB04:
-      return "FFL";
+    case 0x00DF: return "SS";
+    case 0x0149: return "\xCA\xBCN";
+    case 0x01F0: return "J\xCC\x8C";
+    case 0x0587: return "\xD4\xB5\xD5\x92";
+    case 0xFB00: return "FF";
+    case 0xFB01: return "FI";
+    case 0xFB02: return "FL";
+    case 0xFB03: return "FFI";
+    case 0xFB04: return "FFL";
     case 0xFB05:
-    case 0xFB06:
-      return "ST";
-    default:
-      return {};
+    case 0xFB06: return "ST";
+    default: return {};
   }
 }
 
-bool IsRaw(char32_t code) {
-  return code >= 0xDC80 && code <= 0xDCFF;
-}
+bool IsRaw(char32_t code) { return code >= 0xDC80 && code <= 0xDCFF; }
 
 void AppendUpper(char32_t code, std::string& out) {
   if (std::string_view special = LongUpper(code); !special.empty()) {
@@ -159,8 +142,8 @@ size_t ByteOffset(std::string_view text, size_t index) {
 
 bool IsSpace(char32_t code) {
   if (code < 0x80) return (code >= 0x09 && code <= 0x0D) || (code >= 0x1C && code <= 0x20);
-  return code == 0x85 || code == 0xA0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 ||
-         code == 0x2029 || code == 0x202F || code == 0x205F || code == 0x3000;
+  return code == 0x85 || code == 0xA0 || code == 0x1680 || (code >= 0x2000 && code <= 0x200A) || code == 0x2028 || code == 0x2029 || code == 0x202F ||
+         code == 0x205F || code == 0x3000;
 }
 
 bool IsPrintable(char32_t code) {
@@ -174,10 +157,8 @@ bool IsPrintable(char32_t code) {
     case UTF8PROC_CATEGORY_CO:
     case UTF8PROC_CATEGORY_ZS:
     case UTF8PROC_CATEGORY_ZL:
-    case UTF8PROC_CATEGORY_ZP:
-      return false;
-    default:
-      return true;
+    case UTF8PROC_CATEGORY_ZP: return false;
+    default: return true;
   }
 }
 
@@ -186,15 +167,9 @@ bool IsAlpha(char32_t code) {
   return category >= UTF8PROC_CATEGORY_LU && category <= UTF8PROC_CATEGORY_LO;
 }
 
-bool IsDigit(char32_t code) {
-  return Category(code) == UTF8PROC_CATEGORY_ND;
-}
-bool IsUpper(char32_t code) {
-  return Category(code) == UTF8PROC_CATEGORY_LU;
-}
-bool IsLower(char32_t code) {
-  return Category(code) == UTF8PROC_CATEGORY_LL;
-}
+bool IsDigit(char32_t code) { return Category(code) == UTF8PROC_CATEGORY_ND; }
+bool IsUpper(char32_t code) { return Category(code) == UTF8PROC_CATEGORY_LU; }
+bool IsLower(char32_t code) { return Category(code) == UTF8PROC_CATEGORY_LL; }
 
 bool IsWordCharacter(char32_t code) {
   if (code == '_' || IsAlpha(code)) return true;

@@ -34,27 +34,15 @@ void CheckNesting(int nesting) {
   if (nesting > kMaxNesting) Fail("values are nested more than ", kMaxNesting, " deep");
 }
 
-std::optional<Value> Object::Attribute(std::string_view) {
-  return std::nullopt;
-}
-bool Object::SetAttribute(std::string_view, const Value&) {
-  return false;
-}
-Value Object::Call(Interpreter&, Args&) {
-  Fail("'", type_name(), "' object is not callable");
-}
+std::optional<Value> Object::Attribute(std::string_view) { return std::nullopt; }
+bool Object::SetAttribute(std::string_view, const Value&) { return false; }
+Value Object::Call(Interpreter&, Args&) { Fail("'", type_name(), "' object is not callable"); }
 
-Value Value::OfUndefined(std::string hint) {
-  return Value(Data(std::make_shared<const UndefinedInfo>(UndefinedInfo{std::move(hint)})));
-}
+Value Value::OfUndefined(std::string hint) { return Value(Data(std::make_shared<const UndefinedInfo>(UndefinedInfo{std::move(hint)}))); }
 
-Value Value::OfList(std::vector<Value> items) {
-  return OfSequence(MakeSequence(std::move(items), Sequence::Flavor::kList, "list"));
-}
+Value Value::OfList(std::vector<Value> items) { return OfSequence(MakeSequence(std::move(items), Sequence::Flavor::kList, "list")); }
 
-Value Value::OfTuple(std::vector<Value> items) {
-  return OfSequence(MakeSequence(std::move(items), Sequence::Flavor::kTuple, "tuple"));
-}
+Value Value::OfTuple(std::vector<Value> items) { return OfSequence(MakeSequence(std::move(items), Sequence::Flavor::kTuple, "tuple")); }
 
 Value Value::OfGenerator(std::vector<Value> items, std::string_view type_name) {
   return OfSequence(MakeSequence(std::move(items), Sequence::Flavor::kGenerator, type_name));
@@ -67,46 +55,29 @@ Value Value::OfView(std::vector<Value> items, std::string_view type_name) {
 bool Value::Truthy() const {
   switch (kind()) {
     case Kind::kUndefined:
-    case Kind::kNone:
-      return false;
-    case Kind::kBool:
-      return boolean();
-    case Kind::kInt:
-      return integer() != 0;
-    case Kind::kFloat:
-      return number() != 0;
-    case Kind::kString:
-      return !text().empty();
-    case Kind::kSequence:
-      return sequence()->flavor == Sequence::Flavor::kGenerator || !sequence()->items.empty();
-    case Kind::kDict:
-      return !dict()->entries.empty();
-    case Kind::kObject:
-      return true;
+    case Kind::kNone: return false;
+    case Kind::kBool: return boolean();
+    case Kind::kInt: return integer() != 0;
+    case Kind::kFloat: return number() != 0;
+    case Kind::kString: return !text().empty();
+    case Kind::kSequence: return sequence()->flavor == Sequence::Flavor::kGenerator || !sequence()->items.empty();
+    case Kind::kDict: return !dict()->entries.empty();
+    case Kind::kObject: return true;
   }
   return false;
 }
 
 std::string_view Value::type_name() const {
   switch (kind()) {
-    case Kind::kUndefined:
-      return "Undefined";
-    case Kind::kNone:
-      return "NoneType";
-    case Kind::kBool:
-      return "bool";
-    case Kind::kInt:
-      return "int";
-    case Kind::kFloat:
-      return "float";
-    case Kind::kString:
-      return text().markup() ? "Markup" : "str";
-    case Kind::kSequence:
-      return sequence()->type_name;
-    case Kind::kDict:
-      return "dict";
-    case Kind::kObject:
-      return object()->type_name();
+    case Kind::kUndefined: return "Undefined";
+    case Kind::kNone: return "NoneType";
+    case Kind::kBool: return "bool";
+    case Kind::kInt: return "int";
+    case Kind::kFloat: return "float";
+    case Kind::kString: return text().markup() ? "Markup" : "str";
+    case Kind::kSequence: return sequence()->type_name;
+    case Kind::kDict: return "dict";
+    case Kind::kObject: return object()->type_name();
   }
   return "object";
 }
@@ -149,10 +120,8 @@ struct EqualWalk {
   bool SameContent(const Value& left, const Value& right) {
     switch (left.kind()) {
       case Kind::kUndefined:
-      case Kind::kNone:
-        return true;
-      case Kind::kString:
-        return left.view() == right.view();
+      case Kind::kNone: return true;
+      case Kind::kString: return left.view() == right.view();
       case Kind::kSequence: {
         const Sequence& a = *left.sequence();
         const Sequence& b = *right.sequence();
@@ -170,19 +139,15 @@ struct EqualWalk {
         }
         return true;
       }
-      case Kind::kObject:
-        return left.object() == right.object();
-      default:
-        return false;
+      case Kind::kObject: return left.object() == right.object();
+      default: return false;
     }
   }
 };
 
 }  // namespace
 
-bool Equal(const Value& left, const Value& right) {
-  return EqualWalk().Same(left, right);
-}
+bool Equal(const Value& left, const Value& right) { return EqualWalk().Same(left, right); }
 
 int Compare(const Value& left, const Value& right, std::string_view op) {
   if (left.is_undefined()) Fail(left.undefined_hint());
@@ -205,8 +170,7 @@ int Compare(const Value& left, const Value& right, std::string_view op) {
 size_t Hash(const Value& value) {
   switch (value.kind()) {
     case Kind::kBool:
-    case Kind::kInt:
-      return std::hash<uint64_t>()(static_cast<uint64_t>(value.integer()));
+    case Kind::kInt: return std::hash<uint64_t>()(static_cast<uint64_t>(value.integer()));
     case Kind::kFloat: {
       const double number = value.number();
       if (number == std::floor(number) && std::abs(number) < 9e18) {
@@ -214,10 +178,8 @@ size_t Hash(const Value& value) {
       }
       return std::hash<double>()(number);
     }
-    case Kind::kString:
-      return std::hash<std::string_view>()(value.view());
-    case Kind::kObject:
-      return std::hash<const void*>()(value.object().get());
+    case Kind::kString: return std::hash<std::string_view>()(value.view());
+    case Kind::kObject: return std::hash<const void*>()(value.object().get());
     case Kind::kSequence: {
       const Sequence& sequence = *value.sequence();
       if (sequence.flavor == Sequence::Flavor::kList) Fail("unhashable type: 'list'");
@@ -226,10 +188,8 @@ size_t Hash(const Value& value) {
       for (const Value& item : sequence.items) hash = hash * 1000003 ^ Hash(item);
       return hash;
     }
-    case Kind::kDict:
-      Fail("unhashable type: 'dict'");
-    default:
-      return 1;
+    case Kind::kDict: Fail("unhashable type: 'dict'");
+    default: return 1;
   }
 }
 
@@ -283,8 +243,7 @@ void Dict::Set(const Value& key, Value value) {
 bool Dict::Erase(const Value& key) {
   const Value* found = Find(key);
   if (found == nullptr) return false;
-  const auto at =
-      std::find_if(entries.begin(), entries.end(), [found](const auto& entry) { return &entry.second == found; });
+  const auto at = std::find_if(entries.begin(), entries.end(), [found](const auto& entry) { return &entry.second == found; });
   entries.erase(at);
   indexed_ = false;
   return true;
@@ -296,8 +255,7 @@ void Dict::Clear() {
   indexed_ = false;
 }
 
-Bound::Bound(const Args& args, std::string_view function, std::initializer_list<std::string_view> parameters,
-             size_t required)
+Bound::Bound(const Args& args, std::string_view function, std::initializer_list<std::string_view> parameters, size_t required)
     : function_(function), values_(parameters.size(), nullptr) {
   if (args.positional.size() > parameters.size()) {
     Fail(function, "() takes at most ", parameters.size(), " argument(s) (", args.positional.size(), " given)");

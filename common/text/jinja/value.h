@@ -103,8 +103,7 @@ class Value {
   int nesting() const;  // 0 for what contains nothing
 
  private:
-  using Data = std::variant<Undefined, None, bool, Int, double, Text, std::shared_ptr<Sequence>, std::shared_ptr<Dict>,
-                            std::shared_ptr<Object>>;
+  using Data = std::variant<Undefined, None, bool, Int, double, Text, std::shared_ptr<Sequence>, std::shared_ptr<Dict>, std::shared_ptr<Object>>;
   explicit Value(Data data) : data_(std::move(data)) {}
   Data data_;
 };
@@ -148,12 +147,9 @@ struct Args {
 // Matches arguments to parameter names as Python does; `function` is named in errors.
 class Bound {
  public:
-  Bound(const Args& args, std::string_view function, std::initializer_list<std::string_view> parameters,
-        size_t required = 0);
+  Bound(const Args& args, std::string_view function, std::initializer_list<std::string_view> parameters, size_t required = 0);
   const Value* operator[](size_t index) const { return values_[index]; }
-  bool Flag(size_t index, bool otherwise) const {
-    return values_[index] == nullptr ? otherwise : values_[index]->Truthy();
-  }
+  bool Flag(size_t index, bool otherwise) const { return values_[index] == nullptr ? otherwise : values_[index]->Truthy(); }
   Int Integer(size_t index, Int otherwise) const;
 
  private:

@@ -18,7 +18,9 @@ constexpr uint16_t kDefaultPort = 8080;
 class Server final : public HttpServer {
  public:
   Server(EventLoop* loop, HttpServerOptions options, HttpHandler handler)
-      : loop_(loop), options_(std::make_shared<const HttpServerOptions>(std::move(options))), handler_(std::make_shared<HttpHandler>(std::move(handler))) {}
+      : loop_(loop),
+        options_(std::make_shared<const HttpServerOptions>(std::move(options))),
+        handler_(std::make_shared<HttpHandler>(std::move(handler))) {}
   ~Server() override {
     *alive_ = false;
     for (auto& listener : listeners_) {

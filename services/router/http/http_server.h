@@ -23,8 +23,8 @@ namespace hearth::router {
 
 struct HttpRequest {
   std::string method;
-  std::string target;  // as sent
-  std::string path;    // decoded, without query, double slashes and trailing slash
+  std::string target;                          // as sent
+  std::string path;                            // decoded, without query, double slashes and trailing slash
   std::map<std::string, std::string> headers;  // lower-case names
   std::string body;
 
@@ -57,13 +57,13 @@ using HttpHandler = std::function<void(HttpRequest request, std::shared_ptr<Http
 
 struct HttpServerOptions {
   int64_t max_body_bytes = 8 << 20;
-  absl::Duration keep_alive = absl::Seconds(120);     // idle connections
+  absl::Duration keep_alive = absl::Seconds(120);  // idle connections
   // A request must be here so long after its first byte, plus a second for each `request_read_bytes` that have come: whoever sends less than
   // that in a second, for ever, does not hold a connection and its buffer for ever.
   absl::Duration request_read = absl::Seconds(60);
   int64_t request_read_bytes = 64 * 1024;
-  absl::Duration comment_every = absl::Seconds(5);    // in a silent event stream
-  size_t unsent_bytes_max = 8 << 20;                  // a client that takes nothing is dropped
+  absl::Duration comment_every = absl::Seconds(5);  // in a silent event stream
+  size_t unsent_bytes_max = 8 << 20;                // a client that takes nothing is dropped
   std::function<HttpReply(const absl::Status&)> render_error;
   std::function<void(int status)> on_answer;
 };

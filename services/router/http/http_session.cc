@@ -20,8 +20,8 @@ namespace hearth::router {
 namespace {
 
 namespace http = boost::beast::http;
-constexpr size_t kInputMax = 64 * 1024;        // of the next request, while this one is answered
-constexpr size_t kDiscardMax = 64 << 20;       // of a body that was refused, before the connection is cut
+constexpr size_t kInputMax = 64 * 1024;   // of the next request, while this one is answered
+constexpr size_t kDiscardMax = 64 << 20;  // of a body that was refused, before the connection is cut
 constexpr uint32_t kHeaderBytesMax = 64 * 1024;
 
 void SetOption(int fd, int level, int name, int value) { setsockopt(fd, level, name, &value, sizeof(value)); }
@@ -61,7 +61,11 @@ class HttpSession::Responder final : public HttpResponder {
 };
 
 HttpSession::HttpSession(boost::asio::ip::tcp::socket socket, std::shared_ptr<const HttpServerOptions> options, std::shared_ptr<HttpHandler> handler)
-    : socket_(std::move(socket)), options_(std::move(options)), handler_(std::move(handler)), timer_(socket_.get_executor()), last_sent_(absl::Now()) {}
+    : socket_(std::move(socket)),
+      options_(std::move(options)),
+      handler_(std::move(handler)),
+      timer_(socket_.get_executor()),
+      last_sent_(absl::Now()) {}
 
 HttpSession::~HttpSession() = default;
 
@@ -183,12 +187,14 @@ void HttpSession::OnParseError(const boost::system::error_code& error) {
   head_only_ = false;
   phase_ = Phase::kAnswering;
   if (error == http::error::body_limit) {
-    Reply(options_->render_error(HttpError(413, "request_too_large", absl::StrFormat("the request's body is larger than %d bytes (router.max_body_bytes)",
-                                                                                    options_->max_body_bytes))));
+    Reply(options_->render_error(HttpError(
+        413, "request_too_large", absl::StrFormat("the request's body is larger than %d bytes (router.max_body_bytes)", options_->max_body_bytes))));
   } else if (error == http::error::header_limit) {
-    Reply(options_->render_error(HttpError(431, "headers_too_large", absl::StrFormat("the request's headers are larger than %d bytes", kHeaderBytesMax))));
+    Reply(options_->render_error(
+        HttpError(431, "headers_too_large", absl::StrFormat("the request's headers are larger than %d bytes", kHeaderBytesMax))));
   } else if (error == http::error::bad_transfer_encoding) {
-    Reply(options_->render_error(HttpError(501, "unsupported_transfer_encoding", "of the transfer codings only \"chunked\" is taken: send the body as it is")));
+    Reply(options_->render_error(
+        HttpError(501, "unsupported_transfer_encoding", "of the transfer codings only \"chunked\" is taken: send the body as it is")));
   } else {
     Reply(options_->render_error(HttpError(400, "bad_http", "this is no HTTP/1.1 request: " + error.message())));
   }
@@ -232,7 +238,8 @@ void HttpSession::Reply(HttpReply reply) {
   if (options_->on_answer) options_->on_answer(reply.status);
   if (draining_) keep_alive_ = false;
   const bool bodiless = reply.status == 204 || reply.status == 304;
-  std::string bytes = Head(reply.status, bodiless ? "" : reply.content_type, reply.headers, bodiless ? std::nullopt : std::optional(reply.body.size()));
+  std::string bytes =
+      Head(reply.status, bodiless ? "" : reply.content_type, reply.headers, bodiless ? std::nullopt : std::optional(reply.body.size()));
   bytes += "\r\n";
   if (!head_only_ && !bodiless) bytes += reply.body;
   Send(std::move(bytes));
@@ -245,7 +252,7 @@ void HttpSession::StartEvents(HttpHeaders headers) {
   phase_ = Phase::kEvents;
   headers.emplace_back("Cache-Control", "no-cache");
   headers.emplace_back("X-Accel-Buffering", "no");  // nginx would hold the events back
-  if (http10_) keep_alive_ = false;  // no chunks there: the end is the connection's
+  if (http10_) keep_alive_ = false;                 // no chunks there: the end is the connection's
   if (draining_) keep_alive_ = false;
   if (!http10_) headers.emplace_back("Transfer-Encoding", "chunked");
   Send(Head(200, "text/event-stream; charset=utf-8", headers, std::nullopt) + "\r\n");

@@ -68,15 +68,15 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
 
   std::optional<Parser> parser_;
   bool sent_continue_ = false;
-  absl::Time request_since_;     // its first byte
+  absl::Time request_since_;  // its first byte
   int64_t request_bytes_ = 0;
-  std::string input_;            // read, not yet parsed
+  std::string input_;  // read, not yet parsed
   std::array<char, 16 * 1024> read_buffer_;
   bool reading_ = false;
-  bool peer_closed_ = false;     // its sending side
-  size_t discarded_ = 0;         // while closing
+  bool peer_closed_ = false;  // its sending side
+  size_t discarded_ = 0;      // while closing
 
-  std::string out_;              // waits behind the write under way
+  std::string out_;  // waits behind the write under way
   std::string writing_;
   bool write_pending_ = false;
   absl::Time last_sent_;

@@ -36,7 +36,8 @@ bool FamilyWorks(bool v6) {
 
 absl::StatusOr<ListenHost> ParseListen(const std::string& text, uint16_t default_port) {
   const auto bad = [&](const char* why) {
-    return absl::InvalidArgumentError(absl::StrCat("'", text, "' is no address to listen on: ", why, " (host:port, 1.2.3.4:port, [v6]:port or localhost:port)"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("'", text, "' is no address to listen on: ", why, " (host:port, 1.2.3.4:port, [v6]:port or localhost:port)"));
   };
   ListenHost listen;
   listen.port = default_port;

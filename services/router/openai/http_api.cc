@@ -24,7 +24,8 @@ bool IsJson(const std::string& content_type) {
 }
 
 Json ModelObject(const ModelInfo& model) {
-  return {{"id", model.name}, {"object", "model"}, {"created", model.created_seconds}, {"owned_by", "hearth"}, {"max_model_len", model.context_tokens}};
+  return {
+      {"id", model.name}, {"object", "model"}, {"created", model.created_seconds}, {"owned_by", "hearth"}, {"max_model_len", model.context_tokens}};
 }
 
 }  // namespace
@@ -101,8 +102,9 @@ void HttpApi::Handle(HttpRequest request, std::shared_ptr<HttpResponder> respond
   }
   if (const std::string& coding = call->request.Header("content-encoding"); !coding.empty() && !absl::EqualsIgnoreCase(coding, "identity")) {
     call->headers.emplace_back("Accept-Encoding", "identity");  // RFC 9110, 15.5.16: what would have been taken
-    return Fail(call, HttpError(415, "unsupported_media_type",
-                                absl::StrCat("a body with \"Content-Encoding: ", ReplaceInvalidUtf8(coding), "\" is not taken: send it uncompressed")));
+    return Fail(call,
+                HttpError(415, "unsupported_media_type",
+                          absl::StrCat("a body with \"Content-Encoding: ", ReplaceInvalidUtf8(coding), "\" is not taken: send it uncompressed")));
   }
   (this->*route->handler)(call);
 }
@@ -118,7 +120,8 @@ void HttpApi::Preflight(const CallPtr& call, const Route* route) {
     const std::string& asked = call->request.Header("access-control-request-headers");
     reply.headers.emplace_back("Access-Control-Allow-Headers", asked.empty() ? "authorization, content-type" : asked);
     reply.headers.emplace_back("Access-Control-Max-Age", "600");
-    if (call->request.Header("access-control-request-private-network") == "true") reply.headers.emplace_back("Access-Control-Allow-Private-Network", "true");
+    if (call->request.Header("access-control-request-private-network") == "true")
+      reply.headers.emplace_back("Access-Control-Allow-Private-Network", "true");
   }
   call->responder->Reply(std::move(reply));
 }
@@ -153,23 +156,24 @@ void HttpApi::Generate(const CallPtr& call, Parser parser) {
     auto gone = std::make_shared<bool>(false);
     waited->responder->set_on_gone([gone] { *gone = true; });
     // The call is moved through, never shared: what hangs on it belongs to the loop, where the last reference must go.
-    parts_.loop->Offload([this, call = waited, gone, parser, model = std::move(model), alive = alive_, loop = parts_.loop, peek = parts_.peek]() mutable {
-      auto parsed = std::make_shared<absl::StatusOr<ParsedRequest>>(ParsedRequest{});
-      if (const auto body = ParseJsonObject(call->request.body); body.ok()) {
-        *parsed = parser(*body, *model);
-      } else {
-        *parsed = body.status();
-      }
-      if (parsed->ok()) {
-        (*parsed)->request->model = std::move(model);
-        (*parsed)->request->cached_prefix_tokens = peek->CachedTokens(*(*parsed)->request->prompts.front());
-      }
-      loop->Post([this, call = std::move(call), gone, parsed, alive] {
-        if (!*alive || *gone) return;
-        if (!parsed->ok()) return Fail(call, parsed->status());
-        Submit(call, **std::move(parsed));
-      });
-    });
+    parts_.loop->Offload(
+        [this, call = waited, gone, parser, model = std::move(model), alive = alive_, loop = parts_.loop, peek = parts_.peek]() mutable {
+          auto parsed = std::make_shared<absl::StatusOr<ParsedRequest>>(ParsedRequest{});
+          if (const auto body = ParseJsonObject(call->request.body); body.ok()) {
+            *parsed = parser(*body, *model);
+          } else {
+            *parsed = body.status();
+          }
+          if (parsed->ok()) {
+            (*parsed)->request->model = std::move(model);
+            (*parsed)->request->cached_prefix_tokens = peek->CachedTokens(*(*parsed)->request->prompts.front());
+          }
+          loop->Post([this, call = std::move(call), gone, parsed, alive] {
+            if (!*alive || *gone) return;
+            if (!parsed->ok()) return Fail(call, parsed->status());
+            Submit(call, **std::move(parsed));
+          });
+        });
   });
 }
 
@@ -177,13 +181,18 @@ void HttpApi::Submit(const CallPtr& call, ParsedRequest parsed) {
   const std::shared_ptr<Request> request = std::move(parsed.request);
   request->key_index = call->key_index;
   call->headers.emplace_back("X-Request-Id", request->id);
-  AnswerMeta meta{request->id, request->model->name, absl::ToUnixSeconds(absl::Now()), request->model->tokenizer, std::move(parsed.answer),
+  AnswerMeta meta{request->id,
+                  request->model->name,
+                  absl::ToUnixSeconds(absl::Now()),
+                  request->model->tokenizer,
+                  std::move(parsed.answer),
                   request->options.num_logprobs};
-  auto answer = std::make_shared<HttpAnswer>(std::move(meta), *request, call->responder, call->headers, [headers = call->headers](const absl::Status& status) {
-    HttpReply reply = ErrorReply(status);
-    reply.headers.insert(reply.headers.end(), headers.begin(), headers.end());
-    return reply;
-  });
+  auto answer =
+      std::make_shared<HttpAnswer>(std::move(meta), *request, call->responder, call->headers, [headers = call->headers](const absl::Status& status) {
+        HttpReply reply = ErrorReply(status);
+        reply.headers.insert(reply.headers.end(), headers.begin(), headers.end());
+        return reply;
+      });
   request->sink = answer;
   if (const absl::Status submitted = parts_.scheduler->Submit(request); !submitted.ok()) {
     request->sink = nullptr;
@@ -218,8 +227,8 @@ void HttpApi::OneModel(const CallPtr& call) {
   const InfoPtr& model = parts_.model->current();
   if (model == nullptr) return Fail(call, parts_.model->Readiness());
   if (id != model->name) {
-    return Fail(call, WithCode(WithParam(absl::NotFoundError(absl::StrCat("the model '", ReplaceInvalidUtf8(id), "' is not served here; this node has '",
-                                                                          model->name, "'")),
+    return Fail(call, WithCode(WithParam(absl::NotFoundError(absl::StrCat("the model '", ReplaceInvalidUtf8(id),
+                                                                          "' is not served here; this node has '", model->name, "'")),
                                          "model"),
                                "model_not_found"));
   }

@@ -25,7 +25,8 @@ absl::Status CheckDepth(std::string_view body) {
     } else if (c == '"') {
       in_string = true;
     } else if (c == '{' || c == '[') {
-      if (++depth > kDepthMax) return absl::InvalidArgumentError(absl::StrFormat("the JSON is nested deeper than %d levels at byte %d", kDepthMax, i));
+      if (++depth > kDepthMax)
+        return absl::InvalidArgumentError(absl::StrFormat("the JSON is nested deeper than %d levels at byte %d", kDepthMax, i));
     } else if (c == '}' || c == ']') {
       --depth;
     }
@@ -75,9 +76,10 @@ absl::StatusOr<Json> ParseJsonObject(std::string_view body) {
     std::string what = error.what();
     const bool surrogate = what.find("surrogate") != std::string::npos;
     const bool utf8 = what.find("UTF-8") != std::string::npos;
-    return WithCode(absl::InvalidArgumentError(absl::StrFormat("the body is not valid %s at byte %d%s", utf8 ? "UTF-8" : "JSON", error.byte,
-                                                               surrogate ? ": a \\uD800 to \\uDFFF escape counts only as half of a pair, high before low" : "")),
-                    "invalid_json");
+    return WithCode(
+        absl::InvalidArgumentError(absl::StrFormat("the body is not valid %s at byte %d%s", utf8 ? "UTF-8" : "JSON", error.byte,
+                                                   surrogate ? ": a \\uD800 to \\uDFFF escape counts only as half of a pair, high before low" : "")),
+        "invalid_json");
   } catch (const Json::exception&) {
     return WithCode(absl::InvalidArgumentError("the body is not valid JSON: a number in it is too large"), "invalid_json");
   }
@@ -149,7 +151,8 @@ absl::StatusOr<std::vector<int32_t>> ReadTokenIds(const Json& array, std::string
     if (!item.is_number_integer()) return WrongType(name, "a list of token ids", item);
     const bool huge = item.is_number_unsigned() && item.get<uint64_t>() > static_cast<uint64_t>(INT64_MAX);
     if (huge || item.get<int64_t>() < 0 || item.get<int64_t>() >= vocab_size) {
-      return OutOfRange(name, absl::StrFormat("holds the token id %s at place %d: this model's ids are 0 to %d", item.dump(), ids.size(), vocab_size - 1));
+      return OutOfRange(name,
+                        absl::StrFormat("holds the token id %s at place %d: this model's ids are 0 to %d", item.dump(), ids.size(), vocab_size - 1));
     }
     ids.push_back(item.get<int32_t>());
   }

@@ -26,7 +26,8 @@ absl::StatusOr<ChatPrompt> ParseChatPrompt(Fields& fields, const ModelInfo& mode
   RETURN_IF_ERROR(fields.Bool("add_generation_prompt", &options.add_generation_prompt));
   RETURN_IF_ERROR(fields.Bool("continue_final_message", &options.continue_final_message));
   if (const Json* kwargs = fields.Get("chat_template_kwargs")) {
-    if (!kwargs->is_object()) return FieldError("chat_template_kwargs", absl::StrCat("'chat_template_kwargs' must be an object, not ", Describe(*kwargs)));
+    if (!kwargs->is_object())
+      return FieldError("chat_template_kwargs", absl::StrCat("'chat_template_kwargs' must be an object, not ", Describe(*kwargs)));
     options.kwargs = *kwargs;
   }
   return RenderChat(model, *messages, options);

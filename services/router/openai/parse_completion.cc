@@ -21,7 +21,8 @@ absl::Status AddText(const Json& text, const ModelInfo& model, bool add_special_
   auto ids = model.tokenizer->Encode(text.get_ref<const std::string&>(), {.add_special_tokens = add_special_tokens, .parse_special = true});
   if (!ids.ok()) return WithParam(ids.status(), "prompt");
   for (const int32_t id : *ids) {
-    if (id >= model.vocab_size) return FieldError("prompt", absl::StrFormat("the prompt has the token %d, which this model's %d embeddings lack", id, model.vocab_size));
+    if (id >= model.vocab_size)
+      return FieldError("prompt", absl::StrFormat("the prompt has the token %d, which this model's %d embeddings lack", id, model.vocab_size));
   }
   prompts->push_back(*std::move(ids));
   return absl::OkStatus();
@@ -74,8 +75,10 @@ absl::StatusOr<ParsedRequest> ParseCompletion(const Json& body, const ModelInfo&
   RETURN_IF_ERROR(fields.Integer("logprobs", 0, kTopLogprobsMax, &logprobs));
   if (logprobs) request.options.num_logprobs = static_cast<int32_t>(*logprobs);
   RETURN_IF_ERROR(fields.Integer("best_of", 1, INT32_MAX, &best_of));
-  if (best_of && *best_of != request.options.n) return Unsupported("best_of", "'best_of' above n is not supported here: ask for n choices and choose");
-  if (const Json* suffix = fields.Get("suffix"); suffix != nullptr && !IsText(*suffix, "")) return Unsupported("suffix", "'suffix' is not supported here");
+  if (best_of && *best_of != request.options.n)
+    return Unsupported("best_of", "'best_of' above n is not supported here: ask for n choices and choose");
+  if (const Json* suffix = fields.Get("suffix"); suffix != nullptr && !IsText(*suffix, ""))
+    return Unsupported("suffix", "'suffix' is not supported here");
   bool echo = false;
   RETURN_IF_ERROR(fields.Bool("echo", &echo));
   if (echo && logprobs) return Unsupported("echo", "'echo' with 'logprobs' is not supported here: the prompt's tokens have no logprobs");

@@ -41,11 +41,13 @@ absl::Status ParseSampling(Fields& fields, const ModelInfo& model, RequestOption
   if (!sampling.has_repetition_penalty()) sampling.set_repetition_penalty(1.0F);
 
   if (const Json* bias = fields.Get("logit_bias")) {
-    if (!bias->is_object()) return FieldError("logit_bias", absl::StrCat("'logit_bias' must be an object from token ids to numbers, not ", Describe(*bias)));
+    if (!bias->is_object())
+      return FieldError("logit_bias", absl::StrCat("'logit_bias' must be an object from token ids to numbers, not ", Describe(*bias)));
     for (const auto& [key, value] : bias->items()) {
       int32_t id = 0;
       if (!absl::SimpleAtoi(key, &id) || id < 0 || id >= model.vocab_size) {
-        return FieldError("logit_bias", absl::StrFormat("'logit_bias' holds the key \"%s\": this model's token ids are 0 to %d", key, model.vocab_size - 1));
+        return FieldError("logit_bias",
+                          absl::StrFormat("'logit_bias' holds the key \"%s\": this model's token ids are 0 to %d", key, model.vocab_size - 1));
       }
       if (!value.is_number() || !(std::abs(value.get<double>()) <= 100)) {
         return FieldError("logit_bias", absl::StrFormat("'logit_bias' of token %d must be a number from -100 to 100, not %s", id, Describe(value)));
@@ -75,7 +77,8 @@ absl::Status ParseStop(Fields& fields, const ModelInfo& model, RequestOptions* o
       return FieldError("stop", absl::StrFormat("'stop' may hold at most %d strings, not %d", kStopsMax, options->stop.size()));
     }
     for (const std::string& text : options->stop) {
-      if (text.size() > kStopBytesMax) return FieldError("stop", absl::StrFormat("a 'stop' string may have at most %d bytes, not %d", kStopBytesMax, text.size()));
+      if (text.size() > kStopBytesMax)
+        return FieldError("stop", absl::StrFormat("a 'stop' string may have at most %d bytes, not %d", kStopBytesMax, text.size()));
     }
   }
   if (const Json* ids = fields.Get("stop_token_ids")) {
@@ -87,7 +90,8 @@ absl::Status ParseStop(Fields& fields, const ModelInfo& model, RequestOptions* o
 absl::Status ParseStreaming(Fields& fields, AnswerOptions* answer) {
   RETURN_IF_ERROR(fields.Bool("stream", &answer->stream));
   if (const Json* stream_options = fields.Get("stream_options")) {
-    if (!stream_options->is_object()) return FieldError("stream_options", absl::StrCat("'stream_options' must be an object, not ", Describe(*stream_options)));
+    if (!stream_options->is_object())
+      return FieldError("stream_options", absl::StrCat("'stream_options' must be an object, not ", Describe(*stream_options)));
     // Without "stream" it has nothing to act on, and is read for its types only.
     Fields inner(*stream_options, "stream_options.");
     RETURN_IF_ERROR(inner.Bool("include_usage", &answer->include_usage));
@@ -102,8 +106,9 @@ absl::Status CheckModel(Fields& fields, const ModelInfo& model) {
   std::optional<std::string> name;
   RETURN_IF_ERROR(fields.String("model", &name));
   if (!name || name->empty() || *name == model.name) return absl::OkStatus();
-  return WithCode(WithParam(absl::NotFoundError(absl::StrCat("the model '", *name, "' is not served here; this node has '", model.name, "'")), "model"),
-                  "model_not_found");
+  return WithCode(
+      WithParam(absl::NotFoundError(absl::StrCat("the model '", *name, "' is not served here; this node has '", model.name, "'")), "model"),
+      "model_not_found");
 }
 
 absl::Status ParseOptions(Fields& fields, const ModelInfo& model, int64_t max_tokens_default, RequestOptions* options, AnswerOptions* answer) {

@@ -17,11 +17,11 @@ struct AnswerOptions {
   bool return_token_ids = false;
   bool return_tokens_as_token_ids = false;
   std::vector<std::string> echo_texts;  // completions with echo: what stands before each prompt's answers
-  bool reasoning = false;          // the generation prompt opened a thought
+  bool reasoning = false;               // the generation prompt opened a thought
 };
 
-inline constexpr int kChoicesMax = 16;       // n
-inline constexpr int kStreamsMax = 128;      // prompts x n
+inline constexpr int kChoicesMax = 16;   // n
+inline constexpr int kStreamsMax = 128;  // prompts x n
 inline constexpr int kStopsMax = 16;
 inline constexpr size_t kStopBytesMax = 16 * 1024;
 inline constexpr int kTopLogprobsMax = 20;

@@ -10,9 +10,9 @@
 namespace hearth::router {
 namespace {
 
+using testing::DemoModel;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
-using testing::DemoModel;
 
 absl::StatusOr<ParsedRequest> Chat(Json extra, int64_t max_tokens_default = 0) {
   Json body = {{"model", "fable-moe"}, {"messages", {{{"role", "user"}, {"content", "hi"}}}}};
@@ -58,28 +58,87 @@ TEST(ParseTest, MaxTokensDefaultIsForBothPathsAndOnlyWithoutMaxTokens) {
 }
 
 TEST(ParseTest, NullIsAbsentForEveryOptionalField) {
-  for (const char* name : {"temperature", "top_p", "top_k", "min_p", "seed", "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "stop",
-                           "max_tokens", "max_completion_tokens", "min_tokens", "logprobs", "top_logprobs", "n", "stream", "stream_options", "ignore_eos",
-                           "return_token_ids", "return_tokens_as_token_ids", "response_format", "tools", "tool_choice", "functions", "function_call",
-                           "parallel_tool_calls", "user", "metadata", "model", "chat_template_kwargs", "stop_token_ids"}) {
+  for (const char* name : {"temperature",
+                           "top_p",
+                           "top_k",
+                           "min_p",
+                           "seed",
+                           "presence_penalty",
+                           "frequency_penalty",
+                           "repetition_penalty",
+                           "logit_bias",
+                           "stop",
+                           "max_tokens",
+                           "max_completion_tokens",
+                           "min_tokens",
+                           "logprobs",
+                           "top_logprobs",
+                           "n",
+                           "stream",
+                           "stream_options",
+                           "ignore_eos",
+                           "return_token_ids",
+                           "return_tokens_as_token_ids",
+                           "response_format",
+                           "tools",
+                           "tool_choice",
+                           "functions",
+                           "function_call",
+                           "parallel_tool_calls",
+                           "user",
+                           "metadata",
+                           "model",
+                           "chat_template_kwargs",
+                           "stop_token_ids"}) {
     EXPECT_TRUE(Chat({{name, nullptr}}).ok()) << name << ": " << Chat({{name, nullptr}}).status();
   }
 }
 
 TEST(ParseTest, RequestsOfCommonClientsPass) {
-  const auto parsed = Chat({{"user", "u"}, {"metadata", Json::object()}, {"store", false}, {"service_tier", "auto"}, {"parallel_tool_calls", true},
-                            {"logit_bias", Json::object()}, {"frequency_penalty", nullptr}, {"tools", Json::array()}, {"tool_choice", nullptr},
-                            {"functions", nullptr}, {"seed", nullptr}, {"response_format", {{"type", "text"}}}, {"foo", 1}});
+  const auto parsed = Chat({{"user", "u"},
+                            {"metadata", Json::object()},
+                            {"store", false},
+                            {"service_tier", "auto"},
+                            {"parallel_tool_calls", true},
+                            {"logit_bias", Json::object()},
+                            {"frequency_penalty", nullptr},
+                            {"tools", Json::array()},
+                            {"tool_choice", nullptr},
+                            {"functions", nullptr},
+                            {"seed", nullptr},
+                            {"response_format", {{"type", "text"}}},
+                            {"foo", 1}});
   EXPECT_TRUE(parsed.ok()) << parsed.status();
 }
 
 TEST(ParseTest, WrongTypesNameTheField) {
-  const std::vector<std::pair<const char*, Json>> cases = {
-      {"temperature", "hot"}, {"top_p", Json::array()}, {"top_k", 1.5}, {"seed", "1"},         {"logit_bias", 3},   {"stop", Json::array({1})},
-      {"stop", Json::object()}, {"max_tokens", "9"},    {"n", 1.0},     {"logprobs", "yes"},   {"stream", 1},       {"stream_options", true},
-      {"ignore_eos", 0},        {"min_tokens", -1},     {"model", 7},   {"top_logprobs", "x"}, {"stop", true},      {"max_tokens", 0},
-      {"temperature", -0.1},    {"top_p", 1.01},        {"n", 0},       {"n", 129},            {"top_logprobs", 21}, {"presence_penalty", 2.5},
-      {"logit_bias", {{"5000", 1}}}, {"logit_bias", {{"x", 1}}}, {"logit_bias", {{"5", 101}}}};
+  const std::vector<std::pair<const char*, Json>> cases = {{"temperature", "hot"},
+                                                           {"top_p", Json::array()},
+                                                           {"top_k", 1.5},
+                                                           {"seed", "1"},
+                                                           {"logit_bias", 3},
+                                                           {"stop", Json::array({1})},
+                                                           {"stop", Json::object()},
+                                                           {"max_tokens", "9"},
+                                                           {"n", 1.0},
+                                                           {"logprobs", "yes"},
+                                                           {"stream", 1},
+                                                           {"stream_options", true},
+                                                           {"ignore_eos", 0},
+                                                           {"min_tokens", -1},
+                                                           {"model", 7},
+                                                           {"top_logprobs", "x"},
+                                                           {"stop", true},
+                                                           {"max_tokens", 0},
+                                                           {"temperature", -0.1},
+                                                           {"top_p", 1.01},
+                                                           {"n", 0},
+                                                           {"n", 129},
+                                                           {"top_logprobs", 21},
+                                                           {"presence_penalty", 2.5},
+                                                           {"logit_bias", {{"5000", 1}}},
+                                                           {"logit_bias", {{"x", 1}}},
+                                                           {"logit_bias", {{"5", 101}}}};
   for (const auto& [name, value] : cases) {
     const ApiError error = ErrorOf(Chat({{name, value}}));
     EXPECT_EQ(error.http_status, 400) << name;
@@ -101,11 +160,18 @@ TEST(ParseTest, StopInAllItsShapes) {
 }
 
 TEST(ParseTest, WhatCannotBeKeptIsRefusedByName) {
-  const std::vector<std::pair<const char*, Json>> cases = {
-      {"response_format", {{"type", "json_object"}}}, {"response_format", {{"type", "json_schema"}, {"json_schema", Json::object()}}},
-      {"grammar", "root ::= x"}, {"tool_choice", "required"}, {"tool_choice", {{"type", "function"}, {"function", {{"name", "f"}}}}},
-      {"tools", {{{"type", "function"}, {"function", {{"name", "f"}}}}}}, {"functions", {{{"name", "f"}}}}, {"guided_json", Json::object()},
-      {"audio", Json::object()}, {"modalities", {"text", "audio"}}, {"prompt_logprobs", 1}, {"use_beam_search", true}};
+  const std::vector<std::pair<const char*, Json>> cases = {{"response_format", {{"type", "json_object"}}},
+                                                           {"response_format", {{"type", "json_schema"}, {"json_schema", Json::object()}}},
+                                                           {"grammar", "root ::= x"},
+                                                           {"tool_choice", "required"},
+                                                           {"tool_choice", {{"type", "function"}, {"function", {{"name", "f"}}}}},
+                                                           {"tools", {{{"type", "function"}, {"function", {{"name", "f"}}}}}},
+                                                           {"functions", {{{"name", "f"}}}},
+                                                           {"guided_json", Json::object()},
+                                                           {"audio", Json::object()},
+                                                           {"modalities", {"text", "audio"}},
+                                                           {"prompt_logprobs", 1},
+                                                           {"use_beam_search", true}};
   for (const auto& [name, value] : cases) {
     const ApiError error = ErrorOf(Chat({{name, value}}));
     EXPECT_EQ(error.http_status, 400) << name;
@@ -142,8 +208,8 @@ TEST(ParseTest, PromptInAllItsShapes) {
   EXPECT_THAT(prompts({"hi", "hi"}), ElementsAre(bos_hi, bos_hi));
   EXPECT_THAT(prompts({5, 6, 7}), ElementsAre(std::vector<int32_t>{5, 6, 7}));
   EXPECT_THAT(prompts({{5, 6}, {7}}), ElementsAre(std::vector<int32_t>{5, 6}, std::vector<int32_t>{7}));
-  for (const Json& bad : {Json::array(), Json(3), Json{{"a", 1}}, Json::array({1, "a"}), Json::array({"a", 1}), Json::array({4096}), Json::array({-1}),
-                          Json::array({Json::array()}), Json(true)}) {
+  for (const Json& bad : {Json::array(), Json(3), Json{{"a", 1}}, Json::array({1, "a"}), Json::array({"a", 1}), Json::array({4096}),
+                          Json::array({-1}), Json::array({Json::array()}), Json(true)}) {
     EXPECT_EQ(ErrorOf(Completion({{"prompt", bad}})).param, "prompt") << bad.dump();
   }
   EXPECT_EQ(ErrorOf(Completion({{"prompt", nullptr}})).param, "prompt");
@@ -175,11 +241,15 @@ std::string PromptText(Json messages, Json extra = Json::object()) {
 }
 
 TEST(ParseTest, MessagesAsThePublishedTemplateHasThem) {
-  EXPECT_EQ(PromptText({{{"role", "system"}, {"content", "S1"}}, {{"role", "user"}, {"content", "u"}}, {{"role", "system"}, {"content", "S2"}}, {{"role", "user"}, {"content", "v"}}}),
+  EXPECT_EQ(PromptText({{{"role", "system"}, {"content", "S1"}},
+                        {{"role", "user"}, {"content", "u"}},
+                        {{"role", "system"}, {"content", "S2"}},
+                        {{"role", "user"}, {"content", "v"}}}),
             "<｜begin▁of▁sentence｜>S1\n\nS2<｜User｜>u<｜User｜>v<｜Assistant｜>");
   const Json parts = {{{"type", "text"}, {"text", "A"}}, {{"type", "text"}, {"text", "B"}}};
   EXPECT_EQ(PromptText({{{"role", "user"}, {"content", parts}}}), "<｜begin▁of▁sentence｜><｜User｜>AB<｜Assistant｜>");
-  EXPECT_EQ(PromptText({{{"role", "developer"}, {"content", "D"}}, {{"role", "user"}, {"content", "u"}}}), "<｜begin▁of▁sentence｜>D<｜User｜>u<｜Assistant｜>");
+  EXPECT_EQ(PromptText({{{"role", "developer"}, {"content", "D"}}, {{"role", "user"}, {"content", "u"}}}),
+            "<｜begin▁of▁sentence｜>D<｜User｜>u<｜Assistant｜>");
   EXPECT_EQ(PromptText({{{"role", "user"}, {"content", "u"}}, {{"role", "assistant"}, {"content", "pre"}}}, {{"continue_final_message", true}}),
             "<｜begin▁of▁sentence｜><｜User｜>u<｜Assistant｜>pre");
   EXPECT_EQ(PromptText({{{"role", "user"}, {"content", "pre"}}, {{"role", "assistant"}, {"content", " pre "}}}, {{"continue_final_message", true}}),
@@ -190,14 +260,16 @@ TEST(ParseTest, MessagesAsThePublishedTemplateHasThem) {
             "<｜begin▁of▁sentence｜><｜User｜>u<｜Assistant｜>pre<｜end▁of▁sentence｜><｜Assistant｜>");
   // Arguments of a tool call in the history: as text, for this template.
   const Json call = {{{"id", "1"}, {"type", "function"}, {"function", {{"name", "f"}, {"arguments", "{\"city\": \"Paris\"}"}}}}};
-  EXPECT_THAT(PromptText({{{"role", "user"}, {"content", "u"}}, {{"role", "assistant"}, {"content", nullptr}, {"tool_calls", call}}, {{"role", "tool"}, {"content", "r"}}}),
+  EXPECT_THAT(PromptText({{{"role", "user"}, {"content", "u"}},
+                          {{"role", "assistant"}, {"content", nullptr}, {"tool_calls", call}},
+                          {{"role", "tool"}, {"content", "r"}}}),
               HasSubstr("f\n```json\n{\"city\": \"Paris\"}\n```"));
 }
 
 TEST(ParseTest, MessagesThatCannotBeAnswered) {
   const auto error = [](Json messages) { return ErrorOf(Chat({{"messages", std::move(messages)}})); };
-  for (const Json& bad : {Json::array(), Json("hi"), Json::array({1}), Json{{{"content", "x"}}}, Json{{{"role", "user"}}}, Json{{{"role", "wizard"}, {"content", "x"}}},
-                          Json{{{"role", "user"}, {"content", 5}}},
+  for (const Json& bad : {Json::array(), Json("hi"), Json::array({1}), Json{{{"content", "x"}}}, Json{{{"role", "user"}}},
+                          Json{{{"role", "wizard"}, {"content", "x"}}}, Json{{{"role", "user"}, {"content", 5}}},
                           Json{{{"role", "user"}, {"content", {{{"type", "image_url"}, {"image_url", {{"url", "http://x"}}}}}}}}}) {
     EXPECT_EQ(error(bad).http_status, 400) << bad.dump();
     EXPECT_EQ(error(bad).param, "messages") << bad.dump();

@@ -68,7 +68,8 @@ Json CompletionLogprobs(const AnswerMeta& meta, const ChoicePart& part) {
     top.push_back(std::move(entry));
     offsets.push_back(part.text_offsets[i]);
   }
-  return {{"text_offset", std::move(offsets)}, {"token_logprobs", std::move(scores)}, {"tokens", std::move(tokens)}, {"top_logprobs", std::move(top)}};
+  return {
+      {"text_offset", std::move(offsets)}, {"token_logprobs", std::move(scores)}, {"tokens", std::move(tokens)}, {"top_logprobs", std::move(top)}};
 }
 
 Json Logprobs(const AnswerMeta& meta, const ChoicePart& part) {

@@ -26,11 +26,11 @@ struct AnswerMeta {
 struct ChoicePart {
   int32_t index = 0;
   std::string text;
-  std::string reasoning;                      // chat: the thought's part
-  std::vector<OutputToken> tokens;            // behind logprobs and token_ids
-  std::vector<int32_t> text_offsets;          // of tokens
+  std::string reasoning;              // chat: the thought's part
+  std::vector<OutputToken> tokens;    // behind logprobs and token_ids
+  std::vector<int32_t> text_offsets;  // of tokens
   std::optional<FinishReason> finish;
-  bool first = false;                         // of its choice: names the role
+  bool first = false;                                // of its choice: names the role
   const std::vector<int32_t>* prompt_ids = nullptr;  // where return_token_ids asks for them
 };
 

@@ -1,9 +1,9 @@
 // What this server cannot keep is refused by name, on both completion paths: never accepted and ignored (README.md, "What clients may rely on").
-#include "services/router/openai/parse_options.h"
 #include <cmath>
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_format.h"
 #include "services/router/api_error.h"
+#include "services/router/openai/parse_options.h"
 
 namespace hearth::router {
 namespace {
@@ -54,8 +54,8 @@ absl::Status RefuseOtherSampling(Fields& fields) {
     const char* name;
     double value;
   };
-  for (const Neutral& n : {Neutral{"typical_p", 1}, Neutral{"tfs_z", 1}, Neutral{"mirostat", 0}, Neutral{"dry_multiplier", 0}, Neutral{"xtc_probability", 0},
-                           Neutral{"dynatemp_range", 0}, Neutral{"length_penalty", 1}}) {
+  for (const Neutral& n : {Neutral{"typical_p", 1}, Neutral{"tfs_z", 1}, Neutral{"mirostat", 0}, Neutral{"dry_multiplier", 0},
+                           Neutral{"xtc_probability", 0}, Neutral{"dynatemp_range", 0}, Neutral{"length_penalty", 1}}) {
     std::optional<double> value;
     RETURN_IF_ERROR(fields.Number(n.name, -1e9, 1e9, &value));
     if (value && *value != n.value) return Unsupported(n.name, absl::StrCat("'", n.name, "' is not supported here"));
@@ -74,7 +74,8 @@ absl::Status RefuseUnsupported(Fields& fields) {
     const Json type = format->is_object() ? format->value("type", Json()) : Json();
     if (!type.is_string()) return FieldError("response_format", "'response_format' must be an object with a \"type\"");
     if (!IsText(type, "text")) {
-      return Unsupported("response_format", absl::StrCat("'response_format' of type ", type.dump(), " is not supported here: output can't be constrained; use \"text\""));
+      return Unsupported("response_format", absl::StrCat("'response_format' of type ", type.dump(),
+                                                         " is not supported here: output can't be constrained; use \"text\""));
     }
   }
   for (const char* name : {"grammar", "json_schema", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "guided_decoding_backend",
@@ -86,7 +87,8 @@ absl::Status RefuseUnsupported(Fields& fields) {
     RETURN_IF_ERROR(fields.Bool(name, &wanted));
     if (wanted) return Unsupported(name, absl::StrCat("'", name, "' is not supported here"));
   }
-  if (fields.Get("prompt_logprobs") != nullptr) return Unsupported("prompt_logprobs", "'prompt_logprobs' is not supported here: only the output's tokens have logprobs");
+  if (fields.Get("prompt_logprobs") != nullptr)
+    return Unsupported("prompt_logprobs", "'prompt_logprobs' is not supported here: only the output's tokens have logprobs");
   return absl::OkStatus();
 }
 

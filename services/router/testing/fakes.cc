@@ -25,7 +25,9 @@ class ForwardingStore final : public StoreClient {
  public:
   explicit ForwardingStore(FakeStore* store) : store_(store) {}
   StoreView View() const override { return store_->View(); }
-  absl::StatusOr<Hash128> WaitForGeneration(const std::function<bool()>& stopped, int64_t deadline) override { return store_->WaitForGeneration(stopped, deadline); }
+  absl::StatusOr<Hash128> WaitForGeneration(const std::function<bool()>& stopped, int64_t deadline) override {
+    return store_->WaitForGeneration(stopped, deadline);
+  }
   absl::StatusOr<int32_t> Peek(const Hash128& generation, const std::vector<int32_t>& ids) override { return store_->Peek(generation, ids); }
   absl::StatusOr<std::vector<PageRef>> Match(const Hash128& r, const std::vector<int32_t>& ids) override { return store_->Match(r, ids); }
   absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128& r, int32_t first, int32_t count, int32_t at_least) override {
@@ -100,7 +102,8 @@ std::vector<std::string> FakeStore::freed() const {
 }
 std::unique_ptr<StoreClient> Forward(FakeStore* store) { return std::make_unique<ForwardingStore>(store); }
 
-FakeWorker::FakeWorker(std::string socket_path, std::string kind) : socket_path_(std::move(socket_path)), kind_(std::move(kind)), generation_(ToBytes(Hash128{1, 2})) {}
+FakeWorker::FakeWorker(std::string socket_path, std::string kind)
+    : socket_path_(std::move(socket_path)), kind_(std::move(kind)), generation_(ToBytes(Hash128{1, 2})) {}
 FakeWorker::~FakeWorker() { Kill(); }
 
 void FakeWorker::Start() {

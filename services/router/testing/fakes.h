@@ -45,7 +45,8 @@ class FakeStore final : public StoreClient {
 
   void SetView(StoreView view);
   // A generation of `model_dir` (empty: the configuration's) that is READY.
-  static StoreView ReadyView(const Hash128& generation = {1, 2}, const Hash128& fingerprint = {}, const std::string& model_dir = "", int64_t kv_tokens = 0);
+  static StoreView ReadyView(const Hash128& generation = {1, 2}, const Hash128& fingerprint = {}, const std::string& model_dir = "",
+                             int64_t kv_tokens = 0);
   std::vector<std::string> freed() const;  // request ids as on the wire
   std::atomic<int32_t> peek{0};
 
@@ -78,11 +79,11 @@ class FakeWorker final : public v1::Worker::Service {
   std::function<void()> before_started;  // of each Continue
 
   std::atomic<int64_t> token_delay_us{0};
-  std::atomic<int32_t> hold_at{-1};     // before this output index, wait for Release
-  std::atomic<int32_t> fail_at{-1};     // at this output index the call ends UNAVAILABLE, once
+  std::atomic<int32_t> hold_at{-1};  // before this output index, wait for Release
+  std::atomic<int32_t> fail_at{-1};  // at this output index the call ends UNAVAILABLE, once
   std::atomic<bool> fails_always{false};
-  std::atomic<int32_t> preempt_at{-1};  // at this output index the stream loses its place, once
-  std::atomic<int32_t> refuse{0};       // so many calls are refused: no place
+  std::atomic<int32_t> preempt_at{-1};    // at this output index the stream loses its place, once
+  std::atomic<int32_t> refuse{0};         // so many calls are refused: no place
   std::atomic<bool> stale_events{false};  // each call first repeats old tokens and an event of the epoch before
   std::atomic<bool> status_hangs{false};
   std::atomic<bool> ready{true};
@@ -150,7 +151,8 @@ class TestClient {
 // A node without weights: router, fake store, fake workers.
 class TestNode {
  public:
-  explicit TestNode(std::function<void(NodeConfig*)> configure = {}, std::function<void(TestNode*)> before_start = {}, RouterTimes times = FastTimes());
+  explicit TestNode(std::function<void(NodeConfig*)> configure = {}, std::function<void(TestNode*)> before_start = {},
+                    RouterTimes times = FastTimes());
   ~TestNode();
   static RouterTimes FastTimes();
 
