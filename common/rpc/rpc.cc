@@ -8,6 +8,8 @@
 #include <sys/un.h>
 #include <unistd.h>
 
+#include <filesystem>
+
 namespace hearth {
 namespace {
 
@@ -91,6 +93,12 @@ absl::Status ClearUnixSocketPath(const std::string& socket_path) {
 }
 
 absl::StatusOr<std::unique_ptr<grpc::Server>> ServeUnix(const std::string& socket_path, int mode, const std::vector<grpc::Service*>& services) {
+  // gRPC would only dump its own words to stderr.
+  const std::string folder = std::filesystem::path(socket_path).parent_path().string();
+  if (access(folder.c_str(), W_OK | X_OK) != 0) {
+    const std::string what = absl::StrCat("node.runtime_dir ", folder, ": ", strerror(errno), "; it must be there, and writable by user ", geteuid());
+    return errno == ENOENT ? absl::NotFoundError(what) : absl::PermissionDeniedError(what);
+  }
   RETURN_IF_ERROR(ClearUnixSocketPath(socket_path));
   grpc::ServerBuilder builder;
   SetServerDefaults(builder);
@@ -100,7 +108,7 @@ absl::StatusOr<std::unique_ptr<grpc::Server>> ServeUnix(const std::string& socke
   std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   umask(old_mask);
   if (server == nullptr) {
-    return absl::UnavailableError(absl::StrCat("can't listen on ", socket_path, ": is its directory there, and writable by user ", geteuid(), "?"));
+    return absl::UnavailableError(absl::StrCat("can't listen on ", socket_path));
   }
   if (chmod(socket_path.c_str(), static_cast<mode_t>(mode)) != 0) {
     return absl::PermissionDeniedError(absl::StrCat("setting the mode of ", socket_path, ": ", strerror(errno)));

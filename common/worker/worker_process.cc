@@ -123,7 +123,10 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   ContinueService service({kind.kind, started_ns, kind.options(*config).max_streams});
   service.SetWaiting("waiting for the weight store at " + config->StoreSocket());
   absl::StatusOr<std::unique_ptr<grpc::Server>> server = ServeUnix(config->WorkerSocket(kind.kind, index), 0660, {&service});
-  if (!server.ok()) return fail(server.status(), kExitFailure);
+  if (!server.ok()) {
+    const bool config_wrong = absl::IsNotFound(server.status()) || absl::IsPermissionDenied(server.status());
+    return fail(server.status(), config_wrong ? kExitConfig : kExitFailure);
+  }
 
   // What keeps KV of one kind of arithmetic apart from another's must be said before there is a device.
   const std::string numerics = HostNumerics((*isa).value_or(SupportedIsas().back()), static_cast<int>(config->activation_terms));

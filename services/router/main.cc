@@ -12,7 +12,8 @@
 namespace {
 
 int ExitCodeOf(const absl::Status& status) {
-  const bool config = absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsFailedPrecondition(status);
+  const bool config =
+      absl::IsInvalidArgument(status) || absl::IsNotFound(status) || absl::IsFailedPrecondition(status) || absl::IsPermissionDenied(status);
   return config ? hearth::kExitConfig : hearth::kExitFailure;
 }
 

@@ -236,6 +236,18 @@ def test_stale_image_of_another_version():
         assert "99" in node.log("weightstore"), node.log("weightstore")
 
 
+def test_missing_runtime_dir():
+    """A configuration error like another: one clear line, code 78, so that no service manager tries for ever."""
+    with Node(start=False) as node:
+        gone = node.dir / "gone"
+        node.config.write_text(node.config.read_text().replace(f'runtime_dir = "{node.dir}"', f'runtime_dir = "{gone}"'))
+        for name in ("weightstore", "prefill.0", "decode.0", "router"):
+            node.start(name)
+            assert node.processes[name].wait(20) == 78, (name, node.log(name))
+            assert str(gone) in node.log(name), (name, node.log(name))
+        assert not node.regions()
+
+
 def test_unix_socket_paths_and_foreign_files():
     """A file of another program under a like name is not touched, a stale socket is replaced."""
     with Node(start=False) as node:
