@@ -56,19 +56,26 @@ absl::Status PageKeeper::PerformPrepare(Task& task) {
   const StreamRequest& request = task.stream->request;
   KeeperEvent event{.kind = KeeperEvent::Kind::kPrepared, .serial = task.stream->serial};
   ASSIGN_OR_RETURN(event.rows, store_.Take(request.id));
-  if (event.rows.empty()) {
+  const bool matched = event.rows.empty();
+  if (matched) {
     // Only the prompt is looked up, also for a stream that comes back without its pages: what it had output is then recomputed in the decode
     // form, as it was the first time.
     const std::vector<int32_t> prompt(request.tokens.begin(), request.tokens.begin() + request.prompt_size);
     ASSIGN_OR_RETURN(event.rows, store_.Match(request.id, prompt));
-    // Kept with the task: when there is no page for the rest yet, the next try takes over what was matched here.
+    // Kept with the task: after a call without an answer the next try takes over what was matched here.
     task.cached_tokens = static_cast<int64_t>(event.rows.size()) * kPageTokens;
   }
   event.cached_tokens = task.cached_tokens;
   const int64_t have = static_cast<int64_t>(event.rows.size());
   if (have < task.count) {
-    ASSIGN_OR_RETURN(std::vector<PageRef> more, store_.Alloc(request.id, static_cast<int32_t>(have), static_cast<int32_t>(task.count - have)));
-    for (const PageRef& row : more) {
+    absl::StatusOr<std::vector<PageRef>> more = store_.Alloc(request.id, static_cast<int32_t>(have), static_cast<int32_t>(task.count - have));
+    if (absl::IsResourceExhausted(more.status()) && matched) {
+      // Two streams that each hold a long prefix and wait for the rest would wait for each other: a stream waits with nothing in its hands.
+      const absl::Status freed = store_.Free(request.id, 0);
+      if (!freed.ok()) spdlog::debug("store: {}", freed.ToString());
+    }
+    RETURN_IF_ERROR(more.status());
+    for (const PageRef& row : *more) {
       if (row.index >= have) event.rows.push_back(row);
     }
   }

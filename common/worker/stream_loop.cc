@@ -52,6 +52,11 @@ bool StreamLoop::Step() {
   DropCancelled();
   Admit();
   const bool worked = Work();
+  if (worked) {
+    starved_since_ns_ = 0;
+  } else {
+    RelieveFullPool();
+  }
   int64_t spare = 0;
   for (const auto& s : running_) spare += static_cast<int64_t>(s->pages.size()) - PagesFor(s->valid);
   stats_.SetGauges(static_cast<int64_t>(running_.size()), static_cast<int64_t>(waiting_.size()), spare);
@@ -182,6 +187,25 @@ std::shared_ptr<LiveStream> StreamLoop::TakeOffered(uint64_t serial) {
 
 bool StreamLoop::pool_short() const {
   return std::any_of(running_.begin(), running_.end(), [](const auto& s) { return s->out_of_pages; });
+}
+
+void StreamLoop::RelieveFullPool() {
+  // If somebody lacks a page that the pool does not have, the youngest gives its own up (DESIGN 3.4). The only one that has any waits first for
+  // what other workers may free; but two workers must not wait for each other's pages for ever.
+  if (!pool_short()) {
+    starved_since_ns_ = 0;
+    return;
+  }
+  const int64_t now_ns = device_.Now();
+  if (starved_since_ns_ == 0) starved_since_ns_ = now_ns;
+  const auto holds_pages = [](const auto& s) { return s->prepared; };
+  const int64_t holders = std::count_if(running_.begin(), running_.end(), holds_pages);
+  if (holders < 2 && now_ns - starved_since_ns_ < kLonelyWaitNs) return;
+  starved_since_ns_ = 0;
+  const auto youngest = std::find_if(running_.rbegin(), running_.rend(), holds_pages);
+  // One that is still being prepared may hold what a former worker left it.
+  const std::shared_ptr<LiveStream> victim = youngest == running_.rend() ? running_.back() : *youngest;
+  Preempt(victim);
 }
 
 void StreamLoop::ReturnSpares() {

@@ -25,6 +25,8 @@ namespace hearth {
 inline constexpr int64_t kSparePages = 4;
 // While a stream lacks a page, an idle loop looks again so often.
 inline constexpr int64_t kStarvedLookNs = 500'000'000;
+// How long the only stream here that has pages waits for one more before it gives them up.
+inline constexpr int64_t kLonelyWaitNs = 2'000'000'000;
 
 struct StreamLoopOptions {
   int64_t max_streams = 6;          // places; further submissions wait
@@ -88,9 +90,6 @@ class StreamLoop {
   void Remove(const std::shared_ptr<LiveStream>& stream, bool free_pages);
   // The stream leaves the loop with its pages kept for the next worker.
   void Offer(const std::shared_ptr<LiveStream>& stream);
-  // Loses its place and pages and comes back by recomputing (DESIGN 3.4): for a full pool.
-  void Preempt(const std::shared_ptr<LiveStream>& stream);
-
   Device& device_;
   const Model& model_;
   const KvPool& kv_;
@@ -109,6 +108,10 @@ class StreamLoop {
   void OfferAll();
   // Asks for the pages that are lacking up to `want`; less may come.
   void GrowTo(const std::shared_ptr<LiveStream>& stream, int64_t want);
+  // Loses its place and pages and comes back by recomputing (DESIGN 3.4): for a full pool.
+  void Preempt(const std::shared_ptr<LiveStream>& stream);
+  // For a round in which nothing could run.
+  void RelieveFullPool();
   // Gives back what running streams hold ahead of need: before anybody is preempted (DESIGN 3.4).
   void ReturnSpares();
   // Null: none of that serial waits for its Offer's answer.
@@ -118,7 +121,8 @@ class StreamLoop {
   StopToken stop_;
   std::atomic<bool> idle_{true};
   std::atomic<int64_t> last_sign_ns_{0};
-  mutable std::mutex mutex_;  // guards the five below
+  int64_t starved_since_ns_ = 0;  // nothing could run since then, for want of a page; 0: it could
+  mutable std::mutex mutex_;      // guards the five below
   std::vector<std::shared_ptr<LiveStream>> submitted_;
   std::vector<KeeperEvent> events_;
   bool draining_ = false;

@@ -11,8 +11,6 @@ namespace {
 // A resumed stream recomputes what its pages lack in the decode form, several positions a step: enough to catch up fast, few enough that the
 // other streams of the step hardly notice.
 constexpr int64_t kForcedRowsMax = 16;
-// How long a stream that is alone here waits for a page that the pool does not have before it gives up those that it has.
-constexpr int64_t kLonelyWaitNs = 2'000'000'000;
 
 }  // namespace
 
@@ -25,7 +23,6 @@ int64_t DecodeLoop::InitialPages(const StreamRequest& request) const {
 bool DecodeLoop::Work() {
   const bool prefilled = PrefillOneChunk();
   const bool decoded = DecodeStep();
-  if (!prefilled && !decoded) RelieveFullPool();
   return prefilled || decoded;
 }
 
@@ -135,22 +132,6 @@ void DecodeLoop::SampleAndSend(const Share& share, const float* logits) {
     return;
   }
   KeepSpare(stream);
-}
-
-void DecodeLoop::RelieveFullPool() {
-  // Nothing could run: if somebody lacks a page that the pool does not have, the youngest gives its own up (DESIGN 3.4). The only one that has
-  // any waits first for what other workers may free; but two workers must not wait for each other's pages for ever.
-  if (!pool_short()) {
-    starved_since_ns_ = 0;
-    return;
-  }
-  const int64_t now_ns = device_.Now();
-  if (starved_since_ns_ == 0) starved_since_ns_ = now_ns;
-  const auto holds_pages = [](const auto& s) { return s->prepared; };
-  const int64_t holders = std::count_if(running_.begin(), running_.end(), holds_pages);
-  if (holders == 0 || (holders == 1 && now_ns - starved_since_ns_ < kLonelyWaitNs)) return;
-  starved_since_ns_ = 0;
-  Preempt(*std::find_if(running_.rbegin(), running_.rend(), holds_pages));
 }
 
 }  // namespace hearth

@@ -34,12 +34,10 @@ class DecodeLoop : public StreamLoop {
   std::vector<Share> Gather();
   absl::Status RunLayers(const std::vector<Share>& shares);
   void SampleAndSend(const Share& share, const float* logits);
-  void RelieveFullPool();
 
   std::unique_ptr<Model::Workspace> workspace_;
   std::vector<float> logits_;  // [streams, vocab]
   Sampler sampler_;
-  int64_t starved_since_ns_ = 0;  // nothing could run since then, for want of a page; 0: it could
 };
 
 }  // namespace hearth

@@ -258,6 +258,7 @@ absl::StatusOr<std::vector<PageTable::Row>> PageTable::Alloc(uint64_t lease_id, 
     end = index + 1;
   }
   if (end < first_index + at_least) {
+    refused_at_ns_ = options_.now_ns();
     RETURN_IF_ERROR(NeedRows(needed, "Alloc"));
     return absl::ResourceExhaustedError(absl::StrCat("needed ", needed, " KV pages, ", available, " of ", table_->num_pages(),
                                                      " are free or unused: free streams, or raise weightstore.kv_pool_tokens"));
@@ -496,17 +497,22 @@ void PageTable::FreeRows(const Hash128& request, int32_t from_index) {
 void PageTable::Sweep() {
   std::lock_guard lock(mutex_);
   const int64_t now = options_.now_ns();
+  // While somebody is refused a page, what nobody holds waits for its next holder only shortly: that one can recompute it, and the others can't go on
+  // without.
+  const bool short_of_pages = refused_at_ns_ != 0 && now - refused_at_ns_ <= kRefusalFreshNs;
+  const int64_t orphan_grace_ns = short_of_pages ? std::min(options_.orphan_grace_ns, kOrphanGraceWhenFullNs) : options_.orphan_grace_ns;
+  const int64_t offer_max_age_ns = short_of_pages ? kOfferMaxAgeWhenFullNs : kOfferMaxAgeNs;
   for (int64_t i = 0; i < kLeasesMax; ++i) {
     LeaseEntry& lease = leases_[i];
     if (StateOf<LeaseState>(lease.state) != LeaseState::kDead) continue;
-    if (rows_of_lease_.contains(lease.lease_id) && now - lease.dead_since_ns.load() >= options_.orphan_grace_ns) {
+    if (rows_of_lease_.contains(lease.lease_id) && now - lease.dead_since_ns.load() >= orphan_grace_ns) {
       FreeFromTheBack([&](const RowEntry& r) { return r.lease_id == lease.lease_id; });
     }
     if (!rows_of_lease_.contains(lease.lease_id)) Put(lease.state, LeaseState::kFree);
   }
   std::vector<Hash128> stale;
   for (const auto& [request, since] : offered_at_) {
-    if (now - since >= kOfferMaxAgeNs) stale.push_back(request);
+    if (now - since >= offer_max_age_ns) stale.push_back(request);
   }
   for (const Hash128& request : stale) {
     offered_at_.erase(request);

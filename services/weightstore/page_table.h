@@ -90,7 +90,8 @@ class PageTable {
   // For the router, which holds nothing: offered and orphaned rows only. `holder` as for Take.
   absl::Status FreeUnheld(const Hash128& request, int32_t from_index, uint64_t* holder);
 
-  // Frees orphans whose grace is over and offers that nobody took for kOfferMaxAgeNs; gives back the entries of leases without rows.
+  // Frees orphans whose grace is over and offers that nobody took for kOfferMaxAgeNs, both far sooner while the pool is full; gives back the entries of
+  // leases without rows.
   void Sweep();
 
   std::vector<Lease> Leases() const;  // live and dead
@@ -100,6 +101,10 @@ class PageTable {
 
   // The router frees a stream when its request ends. One that lost its journal never will; by then the stream is cheaper to recompute than to keep.
   static constexpr int64_t kOfferMaxAgeNs = 600'000'000'000;
+  // The same while the pool is full: somebody was refused a page in the last second or so.
+  static constexpr int64_t kRefusalFreshNs = 1'500'000'000;
+  static constexpr int64_t kOrphanGraceWhenFullNs = 2'000'000'000;
+  static constexpr int64_t kOfferMaxAgeWhenFullNs = 10'000'000'000;
 
  private:
   using RowsByIndex = std::map<int32_t, int32_t>;  // index in the stream -> row
@@ -148,6 +153,7 @@ class PageTable {
   // Private, rebuilt at adoption:
   absl::flat_hash_map<Hash128, RowsByIndex> streams_;
   absl::flat_hash_map<Hash128, int64_t> offered_at_;
+  int64_t refused_at_ns_ = 0;  // the last Alloc that found too few pages
   absl::flat_hash_map<uint64_t, int64_t> rows_of_lease_;
   absl::flat_hash_map<Hash128, int32_t> index_;    // hash -> SEALED page
   std::set<std::pair<uint64_t, int32_t>> unused_;  // SEALED, indexed, no rows: (last use, page), the next to be evicted first

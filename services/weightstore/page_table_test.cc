@@ -534,6 +534,22 @@ TEST(PageTable, AnOfferThatNobodyWantsEnds) {
   EXPECT_EQ(world->Count().open, 0);
 }
 
+TEST(PageTable, WhatNobodyHoldsWaitsOnlyShortlyWhileThePoolIsFull) {
+  World world(4);
+  world.Start();
+  world.Lease(kA);
+  world.Lease(kB);
+  ASSERT_TRUE(world->Alloc(kA, kR1, 0, 2).ok());
+  ASSERT_TRUE(world->Offer(kA, kR1).ok());
+  world.now += PageTable::kOfferMaxAgeWhenFullNs;
+  world->Sweep();
+  EXPECT_EQ(world->Count().open, 2) << "nobody was refused a page";
+  EXPECT_TRUE(absl::IsResourceExhausted(world->Alloc(kB, kR2, 0, 3).status()));
+  world->Sweep();
+  EXPECT_EQ(world->Count().open, 0);
+  EXPECT_TRUE(world->Alloc(kB, kR2, 0, 3).ok());
+}
+
 TEST(PageTable, ReattachFreesWhatIsHeldAndNotNamed) {
   World world(8);
   world.Start();
