@@ -324,6 +324,15 @@ TEST(HttpTest, EveryPipelinedRequestIsAnsweredThoughTheClientHasClosedItsSide) {
   client.HalfClose();
   for (int i = 0; i < 4; ++i) EXPECT_EQ(client.Read().status, 200) << i;
   EXPECT_TRUE(client.ClosedByServer(absl::Seconds(2)));
+  // Answers that are ready at once: the end of the client's side is seen between two of them.
+  for (int round = 0; round < 20; ++round) {
+    TestClient quick(node.address());
+    std::string gets;
+    for (int i = 0; i < 30; ++i) gets += "GET /livez HTTP/1.1\r\n\r\n";
+    quick.Send(gets);
+    quick.HalfClose();
+    for (int i = 0; i < 30; ++i) ASSERT_EQ(quick.Read().status, 200) << round << " " << i;
+  }
 }
 
 TEST(HttpTest, ForeignTransferCodingsEndTheConnection) {

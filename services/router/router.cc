@@ -235,8 +235,8 @@ void Router::UpdateReadiness() {
   if (health.ready != was_ready_) {
     // Only what has changed: each setting is sent to every watcher.
     if (auto* service = grpc_ == nullptr ? nullptr : grpc_->GetHealthCheckService()) {
-      service->SetServingStatus(health.ready);
-      service->SetServingStatus("hearth.v1.Inference", health.ready);
+      // By name: setting all of them at once would also set what clients watch that does not exist.
+      for (const char* name : {"", "hearth.v1.Inference"}) service->SetServingStatus(name, health.ready);
     }
     was_ready_ = health.ready;
     if (const auto permit = LogAllowed("readiness", 10)) spdlog::info("{}", health.ready ? "ready" : "not ready: " + health.reason);

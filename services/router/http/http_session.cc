@@ -130,7 +130,8 @@ void HttpSession::OnRead(const boost::system::error_code& error, size_t bytes) {
 void HttpSession::OnPeerClosed() {
   peer_closed_ = true;
   if (phase_ == Phase::kReading) {
-    Close();
+    // Requests that have come before the end are still to be read, and an answer may still be under way.
+    if (!parse_posted_) CloseGently();
   } else if (phase_ == Phase::kClosing) {
     if (!write_pending_) Close();
   } else {
@@ -286,15 +287,14 @@ void HttpSession::AnswerDone() {
   NewParser();
   Arm(options_->keep_alive);
   // Behind the caller: a pipelined request must not run inside the answer of the one before it.
+  parse_posted_ = true;
   boost::asio::post(socket_.get_executor(), [self = shared_from_this()] {
+    self->parse_posted_ = false;
     if (self->phase_ != Phase::kReading) return;
     if (!self->input_.empty()) self->ExpectRest(self->input_.size());
     self->Parse();
-    if (self->peer_closed_) {
-      // Nothing more comes: the end of half a request, or a look now and then at a client whose next request is answered.
-      if (self->phase_ == Phase::kReading) return self->CloseGently();
-      if (self->phase_ != Phase::kClosed) self->OnPeerClosed();
-    }
+    // Nothing more comes: the end of half a request, or a look now and then at a client whose next request is answered.
+    if (self->peer_closed_ && self->phase_ != Phase::kClosed) self->OnPeerClosed();
     self->Read();
   });
 }

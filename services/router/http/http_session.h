@@ -73,8 +73,9 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   std::string input_;  // read, not yet parsed
   std::array<char, 16 * 1024> read_buffer_;
   bool reading_ = false;
-  bool peer_closed_ = false;  // its sending side
-  size_t discarded_ = 0;      // while closing
+  bool peer_closed_ = false;   // its sending side
+  bool parse_posted_ = false;  // behind an answer: what has come already is about to be looked at
+  size_t discarded_ = 0;       // while closing
 
   std::string out_;  // waits behind the write under way
   std::string writing_;
