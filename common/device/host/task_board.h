@@ -29,7 +29,9 @@ class TaskBoard {
   void Publish(int32_t first, int32_t count) {
     int64_t slot = tail_.fetch_add(count, std::memory_order_relaxed);
     for (int32_t i = 0; i < count; ++i, ++slot) {
-      slots_[slot].store(first + i, std::memory_order_release);
+      // Sequentially consistent: libstdc++'s notify looks first whether anybody waits, and a look that overtakes the store in the store buffer
+      // would miss one who goes to sleep just then.
+      slots_[slot].store(first + i, std::memory_order_seq_cst);
       slots_[slot].notify_one();
     }
   }

@@ -53,7 +53,7 @@ void ThreadPool::Run(bool parallel, absl::FunctionRef<void(int worker)> body) {
   body_ = &body;
   const uint32_t job = job_.load(std::memory_order_relaxed) + 1;
   state_.store(static_cast<uint64_t>(job) << 32 | kOpen, std::memory_order_release);
-  job_.store(job, std::memory_order_release);
+  job_.store(job, std::memory_order_seq_cst);  // before notify looks for sleepers (task_board.h)
   job_.notify_all();
   body(0);
   // Close the door, then wait for those inside only: a thread that is late to wake is not waited for.
