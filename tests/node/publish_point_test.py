@@ -60,6 +60,32 @@ def test_decode_at_every_point():
                     wait_for("idle node", node.idle, 15)
 
 
+def test_prefill_at_every_point():
+    through_prefill = "router.chunked_prefill_max_tokens = 0\nprefill.chunk_tokens = 7"
+    whole = expected()
+    for action, nths in (("kill", (1, 2)), ("stop", (2,))):
+        for point in WORKER_POINTS:
+            for nth in nths:
+                with Node(config=through_prefill, start=False) as node:
+                    start_with_trap(node, "prefill.0", f"{point}:{nth}:{action}")
+                    node.wait_ready()
+                    wait_for("prefill worker", lambda: node.status()["workers"]["prefill.0"]["state"] == "ready")
+                    results = []
+                    thread = threading.Thread(target=ask, args=(node, results))
+                    thread.start()
+                    if action == "kill":
+                        wait_for("death", lambda: node.processes["prefill.0"].poll() is not None)
+                        node.start("prefill.0")
+                    else:
+                        wait_for("stop", lambda: stopped(node.pid("prefill.0")))
+                        time.sleep(1)  # shorter than the router's patience: the stream stays with it, and its rows stay its own
+                        assert int(node.status()["weightstore"]["pool"]["rows"]) > 0
+                        node.signal("prefill.0", signal.SIGCONT)
+                    thread.join(60)
+                    assert results == [whole], (action, point, nth, results and results[0][0]["text"][:200])
+                    wait_for("idle node", node.idle, 15)
+
+
 def test_decode_dies_between_a_full_page_and_its_seal():
     """The next worker inherits a full page that nobody asked to publish; it must not stand in the way of the pages behind it."""
     long = {"max_tokens": 400}
