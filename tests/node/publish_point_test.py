@@ -35,29 +35,36 @@ def stopped(pid):
         return f.read().rsplit(")", 1)[1].split()[0] in "Tt"
 
 
+def answered_in_spite_of(trapped, point, whole, config="", pause=0, **more):
+    """The worker `trapped` is killed or stopped at `point` ("name:nth:action") in the middle of an answer; started or woken again, the answer is `whole`."""
+    with Node(config=config, start=False) as node:
+        start_with_trap(node, trapped, point)
+        node.wait_ready()
+        wait_for(f"{trapped} is ready", lambda: node.status()["workers"][trapped]["state"] == "ready")
+        results = []
+        thread = threading.Thread(target=ask, args=(node, results), kwargs=more)
+        thread.start()
+        if point.endswith(":kill"):
+            wait_for("death", lambda: node.processes[trapped].poll() is not None)
+            node.start(trapped)
+        else:
+            wait_for("stop", lambda: stopped(node.pid(trapped)))
+            rows = int(node.status()["weightstore"]["pool"]["rows"])
+            time.sleep(pause)
+            assert int(node.status()["weightstore"]["pool"]["rows"]) == rows > 0
+            node.signal(trapped, signal.SIGCONT)
+        thread.join(60)
+        assert results == [whole], (point, results and results[0][0]["text"][:200])
+        wait_for("idle node", node.idle, 15)
+
+
 def test_decode_at_every_point():
     whole = expected()
     for action in ("kill", "stop"):
         for point in WORKER_POINTS:
             for nth in (1, 2, 30):
-                with Node(start=False) as node:
-                    start_with_trap(node, "decode.0", f"{point}:{nth}:{action}")
-                    node.wait_ready()
-                    results = []
-                    thread = threading.Thread(target=ask, args=(node, results))
-                    thread.start()
-                    if action == "kill":
-                        wait_for("death", lambda: node.processes["decode.0"].poll() is not None)
-                        node.start("decode.0")
-                    else:
-                        wait_for("stop", lambda: stopped(node.pid("decode.0")))
-                        rows = int(node.status()["weightstore"]["pool"]["rows"])
-                        time.sleep(3)  # longer than the beat's patience: a suspect keeps its rows
-                        assert int(node.status()["weightstore"]["pool"]["rows"]) == rows > 0
-                        node.signal("decode.0", signal.SIGCONT)
-                    thread.join(60)
-                    assert results == [whole], (action, point, nth, results and results[0][0]["text"][:200])
-                    wait_for("idle node", node.idle, 15)
+                # Longer than the beat's patience: a suspect keeps its rows.
+                answered_in_spite_of("decode.0", f"{point}:{nth}:{action}", whole, pause=3)
 
 
 def test_prefill_at_every_point():
@@ -66,24 +73,8 @@ def test_prefill_at_every_point():
     for action, nths in (("kill", (1, 2)), ("stop", (2,))):
         for point in WORKER_POINTS:
             for nth in nths:
-                with Node(config=through_prefill, start=False) as node:
-                    start_with_trap(node, "prefill.0", f"{point}:{nth}:{action}")
-                    node.wait_ready()
-                    wait_for("prefill worker", lambda: node.status()["workers"]["prefill.0"]["state"] == "ready")
-                    results = []
-                    thread = threading.Thread(target=ask, args=(node, results))
-                    thread.start()
-                    if action == "kill":
-                        wait_for("death", lambda: node.processes["prefill.0"].poll() is not None)
-                        node.start("prefill.0")
-                    else:
-                        wait_for("stop", lambda: stopped(node.pid("prefill.0")))
-                        time.sleep(1)  # shorter than the router's patience: the stream stays with it, and its rows stay its own
-                        assert int(node.status()["weightstore"]["pool"]["rows"]) > 0
-                        node.signal("prefill.0", signal.SIGCONT)
-                    thread.join(60)
-                    assert results == [whole], (action, point, nth, results and results[0][0]["text"][:200])
-                    wait_for("idle node", node.idle, 15)
+                # Shorter than the router's patience: the stream stays with it, and its rows stay its own.
+                answered_in_spite_of("prefill.0", f"{point}:{nth}:{action}", whole, config=through_prefill, pause=1)
 
 
 def test_decode_dies_between_a_full_page_and_its_seal():
@@ -96,17 +87,7 @@ def test_decode_dies_between_a_full_page_and_its_seal():
     # The first publication is the prompt's, all but its last token; then one a token: this one fills page 0.
     fills = 64 - (prompt_tokens - 1) + 1
     for nth in (fills - 1, fills, fills + 1):
-        with Node(start=False) as node:
-            start_with_trap(node, "decode.0", f"kv.tokens_valid:{nth}:kill")
-            node.wait_ready()
-            results = []
-            thread = threading.Thread(target=ask, args=(node, results), kwargs=long)
-            thread.start()
-            wait_for("death", lambda: node.processes["decode.0"].poll() is not None)
-            node.start("decode.0")
-            thread.join(60)
-            assert results == whole, (nth, results and results[0][0]["text"][:200])
-            wait_for("idle node", node.idle, 15)
+        answered_in_spite_of("decode.0", f"kv.tokens_valid:{nth}:kill", whole[0], **long)
 
 
 def test_store_at_every_point():
