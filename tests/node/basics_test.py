@@ -4,10 +4,9 @@ import json
 import os
 import shutil
 import signal
-import subprocess
 import time
 
-from harness import BIN, FABLE, SHARED, SOURCE, Node, run_tests, wait_for
+from harness import FABLE, SOURCE, Node, run_tests, wait_for
 
 GOLDEN = json.loads((SOURCE / "tests/golden/fable-moe/golden.json").read_text())
 
@@ -145,9 +144,7 @@ def test_operator_commands():
 def test_up_supervises():
     node = Node(start=False)
     with node:
-        up = subprocess.Popen([str(BIN / "hearth"), "up", "--config", str(node.config), "--quiet"], stderr=subprocess.PIPE, text=True)
-        try:
-            node.wait_ready()
+        with node.supervised():
             first = node.completion("Once upon a time", max_tokens=30)["choices"][0]["text"]
             for kind in ("weightstore", "decode.0", "prefill.0"):
                 status = node.status()
@@ -161,10 +158,6 @@ def test_up_supervises():
                 wait_for(f"{kind} to be restarted", back, 15)
                 node.wait_ready(15)
                 assert node.completion("Once upon a time", max_tokens=30)["choices"][0]["text"] == first
-            up.send_signal(signal.SIGINT)
-            assert up.wait(30) == 0
-        finally:
-            up.kill()
         assert node.regions(), "the image stays for the next start"
         node.command("drop")
         assert not node.regions()
@@ -176,9 +169,7 @@ def test_switch_to_a_second_generation():
     with node:
         copy = node.dir / "other-model"
         shutil.copytree(FABLE, copy)
-        up = subprocess.Popen([str(BIN / "hearth"), "up", "--config", str(node.config), "--quiet"], stderr=subprocess.DEVNULL)
-        try:
-            node.wait_ready()
+        with node.supervised():
             old = {r.rsplit(".", 1)[1] for r in node.regions()}
             whole = node.completion("Once upon a time", max_tokens=1500, ignore_eos=True)["choices"][0]["text"]
             with node.stream("/v1/completions", {"prompt": "Once upon a time", "max_tokens": 1500, "ignore_eos": True, "temperature": 0}) as events:
@@ -196,10 +187,6 @@ def test_switch_to_a_second_generation():
             node.wait_ready(20)
             assert whole.startswith(node.completion("Once upon a time", max_tokens=40)["choices"][0]["text"])
             assert not old & {r.rsplit(".", 1)[1] for r in node.regions()}, "the old generation is gone"
-            up.send_signal(signal.SIGINT)
-            assert up.wait(30) == 0
-        finally:
-            up.kill()
 
 
 if __name__ == "__main__":

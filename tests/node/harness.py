@@ -124,6 +124,21 @@ class Node:
             self.processes[name] = subprocess.Popen(command, stdout=out, stderr=out, stdin=subprocess.DEVNULL, env=dict(self.env, **(extra_env or {})))
         return self.processes[name]
 
+    @contextlib.contextmanager
+    def supervised(self):
+        """All four under `hearth up`, ready; at the end Ctrl-C, which it must obey with exit code 0."""
+        self.logs["up"] = str(self.dir / "up.log")
+        with open(self.logs["up"], "ab") as out:
+            up = subprocess.Popen([str(BIN / "hearth"), "up", "--config", str(self.config), "--quiet"], stderr=out)
+        try:
+            self.wait_ready()
+            yield
+            up.send_signal(signal.SIGINT)
+            assert up.wait(30) == 0
+        finally:
+            up.kill()
+            up.wait()
+
     def pid(self, name):
         return self.processes[name].pid
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """`hearth load` of a model with another tokenizer: what ran before ends as it began, what comes after is encoded and decoded with the new one."""
 import json
+import os
 import signal
 import subprocess
 import threading
@@ -46,9 +47,7 @@ def test_switch_to_a_model_with_another_tokenizer():
     with node:
         node.config.write_text(node.config.read_text().replace('name = "m"\n', ""))  # the name then follows the directory
         other = make_other_model(node.dir)
-        up = subprocess.Popen([str(BIN / "hearth"), "up", "--config", str(node.config), "--quiet"], stderr=subprocess.DEVNULL)
-        try:
-            node.wait_ready()
+        with node.supervised():
             assert [m["id"] for m in node.get("/v1/models").json()["data"]] == ["fable-moe"]
             old = {"model": "fable-moe", "prompt": WORDS, "max_tokens": 1500, "ignore_eos": True, "temperature": 0}
             whole = node.post("/v1/completions", old).json()["choices"][0]["text"]
@@ -71,14 +70,10 @@ def test_switch_to_a_model_with_another_tokenizer():
             # A router that starts anew reads the configuration's model first, and then finds that the store has another.
             wait_for("the workers", lambda: all(w and w["state"] == "ready" for w in node.status()["workers"].values()), 30)
             before = node.status()["router"]["pid"]
-            subprocess.run(["kill", "-9", str(before)], check=True)
+            os.kill(before, signal.SIGKILL)
             wait_for("another router", lambda: node.status()["router"] and node.status()["router"]["pid"] != before, 30)
             node.wait_ready(30)
             assert check_other_model(node) == first
-            up.send_signal(signal.SIGINT)
-            assert up.wait(30) == 0
-        finally:
-            up.kill()
 
 
 if __name__ == "__main__":
