@@ -263,7 +263,7 @@ grpc::ServerUnaryReactor* InferenceService::Tokenize(grpc::CallbackServerContext
 grpc::ServerUnaryReactor* InferenceService::Detokenize(grpc::CallbackServerContext* context, const v1::DetokenizeRequest* request,
                                                        v1::DetokenizeResponse* reply) {
   return UnaryWithModel(parts_, context, [request, reply](const ModelInfo& info) -> absl::Status {
-    const int32_t known = std::max(info.vocab_size, info.tokenizer->vocab_size());
+    const int32_t known = info.known_ids();
     for (const int32_t id : request->ids()) {
       if (id < 0 || id >= known) return FieldError("ids", absl::StrCat("'ids' holds the token id ", id, ": this model's ids are 0 to ", known - 1));
     }

@@ -3,6 +3,7 @@
 // with; which is the node's own now is for served_model.h to say.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -27,6 +28,9 @@ struct ModelInfo {
   std::shared_ptr<const Tokenizer> tokenizer;
   std::shared_ptr<const ChatTemplate> chat_template;  // null: the checkpoint has none, and chat is refused
   int64_t created_seconds = 0;                        // of its loading here
+
+  // Ids from 0 to this can be turned into text: the model's, and those that only the tokenizer knows.
+  int32_t known_ids() const { return std::max(vocab_size, tokenizer->vocab_size()); }
 
   // Errors name the file. `fingerprint` is the caller's to set.
   static absl::StatusOr<ModelInfo> Load(const NodeConfig& config, const std::string& model_dir);

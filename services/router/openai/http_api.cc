@@ -310,7 +310,7 @@ void HttpApi::Detokenize(const CallPtr& call) {
     Fields fields(body);
     const Json* tokens = fields.Get("tokens");
     if (tokens == nullptr) return FieldError("tokens", "'tokens' is missing");
-    ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ReadTokenIds(*tokens, "tokens", std::max(model.vocab_size, model.tokenizer->vocab_size())));
+    ASSIGN_OR_RETURN(const std::vector<int32_t> ids, ReadTokenIds(*tokens, "tokens", model.known_ids()));
     return Json{{"content", model.tokenizer->Decode(ids, false)}};
   });
 }
