@@ -61,7 +61,7 @@ struct Scheduler::Active {
 };
 
 Scheduler::Scheduler(EventLoop* loop, SchedulerOptions options, ServedModel* model, StoreClient* store, PrefixPeek* peek, Metrics* metrics)
-    : loop_(loop), options_(std::move(options)), model_(model), store_(store), peek_(peek), metrics_(metrics) {}
+    : loop_(loop), options_(std::move(options)), model_(model), peek_(peek), metrics_(metrics), leftovers_(loop, store) {}
 
 Scheduler::~Scheduler() {
   *alive_ = false;
@@ -75,6 +75,7 @@ Scheduler::~Scheduler() {
 
 void Scheduler::AddWorker(WorkerLink::Kind kind, const std::string& name, const std::string& socket_path) {
   links_.push_back(std::make_unique<WorkerLink>(loop_, kind, name, socket_path, options_.link_times, [this] {
+    leftovers_.Look();
     ScheduleDispatch();
     if (on_readiness_) on_readiness_();
   }));
@@ -416,7 +417,11 @@ void Scheduler::OnCallDone(const TrackPtr& track, const std::shared_ptr<CallRef>
   track->call = nullptr;
   if (IsEnd(stream.state)) {
     // Its worker frees the pages of a stream that it ended; one that broke did not.
-    if (!status.ok()) FreePages(stream, 0);
+    if (status.ok()) {
+      leftovers_.LeftTo(*ref->link, stream.id);
+    } else {
+      leftovers_.Free(stream.id);
+    }
     return;
   }
   if (absl::IsResourceExhausted(status)) {
@@ -504,7 +509,10 @@ void Scheduler::FinishChoice(const TrackPtr& track, FinishReason reason) {
   const bool ended_by_worker = !stream.text->stopped();
   Move(track, StreamState::kDone);
   // A stop string is the router's own finding: the worker must be told. Otherwise the call is watched until its end.
-  if (!ended_by_worker) EndCall(track, true);
+  if (!ended_by_worker) {
+    if (track->call != nullptr) leftovers_.LeftTo(*track->ref->link, stream.id);
+    EndCall(track, true);
+  }
   ReleaseFollowers(track);
   sink->OnChoiceFinished(stream.choice, reason, stream.text->stop_string());
   EndIfComplete(request, true);
@@ -537,9 +545,13 @@ void Scheduler::CancelStreams(Active& active) {
     const bool unfinished = was_running || track->stream->state == StreamState::kFailed;
     if (was_running) Move(track, StreamState::kCancelled);
     if (!unfinished) continue;
-    EndCall(track, true);
     // A worker that hears the cancel frees the pages; nobody does for a stream that was between workers.
-    if (track->touched && !with_worker) FreePages(*track->stream, 0);
+    if (with_worker) {
+      leftovers_.LeftTo(*track->ref->link, track->stream->id);
+    } else if (track->touched) {
+      leftovers_.Free(track->stream->id);
+    }
+    EndCall(track, true);
   }
 }
 
@@ -614,25 +626,6 @@ void Scheduler::Move(const TrackPtr& track, StreamState to) {
   stream.state = to;
   stream.events.push_back({to, now_ns});
   metrics_->OnMove(stream, from, now_ns);
-}
-
-void Scheduler::FreePages(const Stream& stream, int attempt) {
-  loop_->Offload([this, id = stream.id, attempt, loop = loop_, store = store_, alive = alive_] {
-    // A store that is away would hold up the pool for a second each time.
-    const absl::Status freed = store->View().attached ? store->Free(id, 0) : absl::UnavailableError("away");
-    if (freed.ok() || absl::IsNotFound(freed) || attempt >= 2) return;
-    // The store may not have seen yet that the worker is gone; what is missed here goes with the store's own grace time.
-    loop->Post([this, id, attempt, alive] {
-      if (!*alive) return;
-      const int key = next_free_timer_++;
-      free_timers_[key] = loop_->After(absl::Seconds(3), [this, id, attempt, key] {
-        Stream again;
-        again.id = id;
-        FreePages(again, attempt + 1);
-        free_timers_.erase(key);
-      });
-    });
-  });
 }
 
 void Scheduler::OnModelReplaced() {

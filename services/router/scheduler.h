@@ -13,7 +13,6 @@
 
 #include <deque>
 #include <functional>
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -24,6 +23,7 @@
 #include "common/rpc/store_client.h"
 #include "services/router/event_loop.h"
 #include "services/router/fair_queue.h"
+#include "services/router/leftover_pages.h"
 #include "services/router/metrics.h"
 #include "services/router/prefix_peek.h"
 #include "services/router/request.h"
@@ -104,14 +104,12 @@ class Scheduler {
   void CancelStreams(Active& active);
   void EndIfComplete(Request* request, bool tell);
   void Move(const TrackPtr& track, StreamState to);
-  void FreePages(const Stream& stream, int attempt);
   void ReleaseFollowers(const TrackPtr& track);
   void Tick();
 
   EventLoop* loop_;
   const SchedulerOptions options_;
   ServedModel* model_;
-  StoreClient* store_;
   PrefixPeek* peek_;
   Metrics* metrics_;
   std::function<void()> on_readiness_;
@@ -130,9 +128,8 @@ class Scheduler {
   std::deque<TrackPtr> handoff_;
   int64_t waiting_requests_ = 0;  // of which no stream has been with a worker yet
   std::shared_ptr<void> tick_timer_;
-  std::map<int, std::shared_ptr<void>> free_timers_;
-  int next_free_timer_ = 0;
   std::vector<std::unique_ptr<WorkerLink>> links_;
+  LeftoverPages leftovers_;
 };
 
 }  // namespace hearth::router

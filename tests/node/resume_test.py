@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """A decode worker killed after every k-th token of a 200-token answer: text, token ids and logprobs equal an undisturbed run's, greedy and
 sampled, with penalties, stop strings and logprobs. The client sees a pause and no repeated, missing or different token."""
+import signal
 import threading
 
 from harness import Node, run_tests, wait_for
@@ -120,6 +121,32 @@ def test_prefill_worker_killed_in_mid_pass():
             thread.join()
             assert results == [whole], nth
             wait_for("idle node", node.idle, 10)
+
+
+def test_worker_dies_before_it_has_freed_what_ended():
+    """The store hears of no Free between the answer's end and its worker's death: the router sees to it, long before the pages' grace (60 s) ends."""
+    ways = {"ends by length": {"max_tokens": 40}, "ends by a stop string": {"max_tokens": 2000, "stop": ["e"]}, "is dropped by its client": {"max_tokens": 2000}}
+    for store_is in ("stopped", "killed"):
+        for way, options in ways.items():
+            with Node() as node:
+                with node.stream("/v1/completions", {"prompt": PROMPT, "temperature": 0, "ignore_eos": True, **options}) as events:
+                    next(events)
+                    if store_is == "stopped":
+                        node.signal("weightstore", signal.SIGSTOP)
+                    else:
+                        node.kill("weightstore")
+                    for event in events:
+                        if way == "is dropped by its client":
+                            break
+                node.kill("decode.0")
+                node.start("decode.0")
+                if store_is == "stopped":
+                    node.signal("weightstore", signal.SIGCONT)
+                else:
+                    node.start("weightstore")
+                node.wait_ready()
+                wait_for(f"idle node: the store was {store_is}, the answer {way}", node.idle, 8)
+                assert node.completion(PROMPT, max_tokens=5)["choices"][0]["text"]
 
 
 if __name__ == "__main__":
