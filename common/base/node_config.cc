@@ -12,6 +12,7 @@
 
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/base/listen_host.h"
 
 namespace hearth {
 namespace {
@@ -114,6 +115,13 @@ absl::Status Validate(NodeConfig& c) {
   static const std::set<std::string> kLevels = {"trace", "debug", "info", "warn", "error", "off"};
   if (!kLevels.count(c.log_level)) return bad("node.log_level '" + c.log_level + "' is unknown: use trace, debug, info, warn, error or off");
   if (c.http_listen.empty() && c.grpc_listen.empty()) return bad("router.http_listen and router.grpc_listen are both empty: no client could come in");
+  for (const auto* list : {&c.http_listen, &c.grpc_listen}) {
+    const bool http = list == &c.http_listen;
+    for (const std::string& text : *list) {
+      const auto host = ParseListen(text, http ? kHttpPort : kGrpcPort);
+      if (!host.ok()) return bad(absl::StrCat(http ? "router.http_listen: " : "router.grpc_listen: ", host.status().message()));
+    }
+  }
   if (c.model_name_is_default) c.model_name = DefaultModelName(c.model_path);
   return absl::OkStatus();
 }

@@ -170,14 +170,15 @@ absl::Status RunWithProgress(const ReadOptions& options, uint64_t total_bytes, c
         cancelled = true;
         stop.store(true);
       }
-      if (tick % 4 == 3) report();
+      if (tick % 4 == 3 && !cancelled) report();
       lock.lock();
     }
   }
   for (std::thread& thread : threads) thread.join();
   RETURN_IF_ERROR(first_error);
-  if (cancelled) return absl::CancelledError("loading was cancelled");
-  report();
+  if (!cancelled) report();
+  // Short work may be over before anybody looked.
+  if (cancelled || (options.cancelled && options.cancelled())) return absl::CancelledError("loading was cancelled");
   return absl::OkStatus();
 }
 

@@ -1,5 +1,7 @@
 // hearth: the operator's command. Each subcommand has a file of its own and a --help that teaches.
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <iostream>
 #include <vector>
 
@@ -46,6 +48,15 @@ int main(int argc, char** argv) {
     std::cerr << "hearth: there is no command '" << argv[1] << "'; `hearth --help` lists them\n";
     return hearth::kExitFailure;
   }
-  CLI11_PARSE(app, argc, argv);
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    exit_code = app.exit(error);  // --help and --version come this way, too
+  }
+  std::cout.flush();
+  if (!std::cout && exit_code == hearth::kExitOk) {
+    std::cerr << "hearth: standard output can't be written: " << strerror(errno) << "\n";
+    exit_code = hearth::kExitFailure;
+  }
   return exit_code;
 }

@@ -3,6 +3,7 @@
 #include <chrono>
 #include <fstream>
 
+#include "common/base/listen_host.h"
 #include "common/rpc/rpc.h"
 
 namespace hearth {
@@ -42,11 +43,12 @@ absl::StatusOr<v1::RouterStatus> RouterStatusOf(const NodeConfig& config) {
 }
 
 std::unique_ptr<v1::Inference::Stub> InferenceStub(const NodeConfig& config) {
-  std::string address = config.grpc_listen.empty() ? "localhost:8081" : config.grpc_listen.front();
+  // Checked with the configuration, so it can be read.
+  ListenHost listen = config.grpc_listen.empty() ? ListenHost{"localhost", kGrpcPort} : *ParseListen(config.grpc_listen.front(), kGrpcPort);
   // An address to listen on everywhere is reached here.
-  for (const char* any : {"0.0.0.0:", "[::]:"}) {
-    if (address.rfind(any, 0) == 0) address = "localhost:" + address.substr(std::string(any).size());
-  }
+  if (listen.host == "0.0.0.0" || listen.host == "::") listen.host = "localhost";
+  const bool v6 = listen.host.find(':') != std::string::npos;
+  const std::string address = absl::StrCat(v6 ? "[" : "", listen.host, v6 ? "]:" : ":", listen.port);
   return v1::Inference::NewStub(grpc::CreateChannel(address, grpc::InsecureChannelCredentials()));
 }
 

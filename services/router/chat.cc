@@ -2,9 +2,7 @@
 
 #include <algorithm>
 
-#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
-#include "absl/strings/strip.h"
 #include "common/base/hash.h"
 #include "services/router/api_error.h"
 #include "services/router/utf8.h"
@@ -40,15 +38,14 @@ absl::StatusOr<Json> CheckMessages(const Json& messages) {
   return out;
 }
 
-// Marks the end of the last message's content, so that it is found again in the rendered text however the template dresses it.
-absl::Status AppendMark(const std::string& mark, Json* message) {
-  Json& content = (*message)["content"];
+// The end of the last message's text.
+absl::StatusOr<std::string*> TextToContinue(Json& message) {
+  Json& content = message["content"];
   if (content.is_null()) content = "";
   Json* text = &content;
   if (content.is_array() && !content.empty() && content.back().is_object() && content.back().contains("text")) text = &content.back()["text"];
   if (!text->is_string()) return FieldError("continue_final_message", "'continue_final_message' needs a last message whose content is text");
-  text->get_ref<std::string&>() += mark;
-  return absl::OkStatus();
+  return text->get_ptr<std::string*>();
 }
 
 // Cuts the rendered text at the mark: what the template adds to close a turn is left out.
@@ -83,9 +80,15 @@ absl::StatusOr<ChatPrompt> RenderChat(const ModelInfo& model, const Json& messag
   ASSIGN_OR_RETURN(const Json checked, CheckMessages(messages));
   auto prepared = model.chat_template->PrepareMessages(checked);
   if (!prepared.ok()) return WithParam(prepared.status(), "messages");
+  // Marks the end of the last message's content, so that it is found again in the rendered text however the template dresses it.
   // Drawn anew each time, so that no message can contain it by design.
   const std::string mark = options.continue_final_message ? RandomHash128().ToHex() : "";
-  if (options.continue_final_message) RETURN_IF_ERROR(AppendMark(mark, &prepared->back()));
+  Thought continued = Thought::kNone;
+  if (options.continue_final_message) {
+    ASSIGN_OR_RETURN(std::string * text, TextToContinue(prepared->back()));
+    continued = ThoughtAtEndOf(*text);
+    *text += mark;
+  }
   context["messages"] = *std::move(prepared);
   if (options.continue_final_message && !IsText(checked.back()["role"], "assistant")) {
     return FieldError("continue_final_message", "'continue_final_message' needs an assistant message at the end of 'messages'");
@@ -112,8 +115,13 @@ absl::StatusOr<ChatPrompt> RenderChat(const ModelInfo& model, const Json& messag
   if (!ids.ok()) return WithParam(ids.status(), "messages");
   prompt.ids = *std::move(ids);
   if (prompt.ids.empty()) return FieldError("messages", "the model's chat template makes an empty prompt of these messages");
-  const absl::string_view end = absl::StripTrailingAsciiWhitespace(Sv(prompt.text));
-  prompt.thought_open = context["add_generation_prompt"] == true && absl::EndsWith(end, "<think>");
+  // In the rendered text a user may have written the tag, or the template dropped the thought: both the turn and the whole must have it open.
+  const Thought rendered_thought = ThoughtAtEndOf(prompt.text);
+  if (options.continue_final_message) {
+    if (continued != Thought::kNone) prompt.thought = rendered_thought;
+  } else if (options.add_generation_prompt && rendered_thought == Thought::kOpened) {
+    prompt.thought = rendered_thought;
+  }
   return prompt;
 }
 

@@ -12,13 +12,14 @@
 
 #include "services/router/model_info.h"
 #include "services/router/openai/json_fields.h"
+#include "services/router/openai/reasoning.h"
 
 namespace hearth::router {
 
 struct ChatPrompt {
   std::vector<int32_t> ids;
   std::string text;
-  bool thought_open = false;  // the prompt ends inside <think>: the answer begins with a thought
+  Thought thought = Thought::kNone;  // that the generation prompt, or the message to be continued, opened
 };
 
 struct ChatTemplateOptions {

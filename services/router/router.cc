@@ -24,7 +24,6 @@ namespace hearth::router {
 namespace {
 
 constexpr int kPoolThreads = 4;  // tokenizing is quick; calls of the store may wait a second each
-constexpr uint16_t kGrpcPort = 8081;
 constexpr int64_t kExtendStopUs = 15'000'000;
 
 class Latch {
@@ -166,7 +165,6 @@ absl::Status Router::StartAdmin() {
 }
 
 Router::~Router() {
-  readiness_timer_.reset();
   const auto now = std::chrono::system_clock::now();
   // Servers first: their calls end, and with them what they run on the loop.
   if (thread_.joinable()) {
@@ -174,6 +172,8 @@ Router::~Router() {
       scheduler_->FailAll(absl::UnavailableError("the node has stopped"));
       model_->Stop();
       http_.reset();
+      // Links may still change while the servers' calls end: that must not set the timer anew.
+      scheduler_->set_on_readiness(nullptr);
       readiness_timer_.reset();
     });
   }

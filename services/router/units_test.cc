@@ -5,6 +5,7 @@
 #include <fstream>
 
 #include "services/router/access.h"
+#include "services/router/chat.h"
 #include "services/router/choice_text.h"
 #include "services/router/fair_queue.h"
 #include "services/router/http/http_message.h"
@@ -104,9 +105,9 @@ TEST(Utf8Test, PartsAndReplacement) {
 }
 
 // The same result however the text is cut.
-void ExpectSplit(const std::string& text, bool open, const std::string& thought, const std::string& answer) {
+void ExpectSplit(const std::string& text, Thought before, const std::string& thought, const std::string& answer) {
   for (size_t step = 1; step <= text.size(); ++step) {
-    ReasoningSplitter splitter(open);
+    ReasoningSplitter splitter(before);
     std::string got_thought, got_answer;
     const auto take = [&](const ReasoningPart& part) {
       got_thought += part.thought;
@@ -120,15 +121,40 @@ void ExpectSplit(const std::string& text, bool open, const std::string& thought,
 }
 
 TEST(ReasoningTest, ThoughtAndAnswer) {
-  ExpectSplit("abc</think>def", true, "abc", "def");
-  ExpectSplit("\nabc\n</think>\n\ndef\n", true, "abc", "def\n");
-  ExpectSplit("abc", true, "abc", "");
-  ExpectSplit("abc</thi", true, "abc</thi", "");
-  ExpectSplit("<think>\nabc\n</think>\n\ndef", false, "abc", "def");
-  ExpectSplit("abc</think>def", false, "", "abc</think>def");
-  ExpectSplit("<thinking", false, "", "<thinking");
-  ExpectSplit("say <think>x", false, "", "say <think>x");
-  ExpectSplit("  hello", false, "", "  hello");
+  ExpectSplit("abc</think>def", Thought::kOpened, "abc", "def");
+  ExpectSplit("\nabc\n</think>\n\ndef\n", Thought::kOpened, "abc", "def\n");
+  ExpectSplit("abc", Thought::kOpened, "abc", "");
+  ExpectSplit("abc</thi", Thought::kOpened, "abc</thi", "");
+  ExpectSplit("<think>\nabc\n</think>\n\ndef", Thought::kNone, "abc", "def");
+  ExpectSplit("abc</think>def", Thought::kNone, "", "abc</think>def");
+  ExpectSplit("<thinking", Thought::kNone, "", "<thinking");
+  ExpectSplit("say <think>x", Thought::kNone, "", "say <think>x");
+  ExpectSplit("  hello", Thought::kNone, "", "  hello");
+  ExpectSplit("\n\nabc\n</think>\ndef", Thought::kMidway, "\n\nabc", "def");
+  EXPECT_EQ(ThoughtAtEndOf("a<think>\n"), Thought::kOpened);
+  EXPECT_EQ(ThoughtAtEndOf("<think>\nfirst,"), Thought::kMidway);
+  EXPECT_EQ(ThoughtAtEndOf("<think>x</think>y"), Thought::kNone);
+  EXPECT_EQ(ThoughtAtEndOf("<think>x</think><think>"), Thought::kOpened);
+  EXPECT_EQ(ThoughtAtEndOf("think"), Thought::kNone);
+}
+
+TEST(ChatTest, AThoughtThatIsUnderWayGoesOn) {
+  ModelInfo model = DemoModel();
+  const auto thought_after = [&](const std::string& source, const std::string& user, const std::string& assistant, bool continued) {
+    model.chat_template = *ChatTemplate::Parse(source);
+    Json messages = {{{"role", "user"}, {"content", user}}};
+    if (!assistant.empty()) messages.push_back({{"role", "assistant"}, {"content", assistant}});
+    return RenderChat(model, messages, {.continue_final_message = continued})->thought;
+  };
+  const std::string plain = "{% for m in messages %}[{{ m.role }}]{{ m.content }}{% endfor %}";
+  const std::string thinks = plain + "{% if add_generation_prompt %}[assistant]<think>\n{% endif %}";
+  EXPECT_EQ(thought_after(thinks, "hi", "", false), Thought::kOpened);
+  EXPECT_EQ(thought_after(plain, "hi", "", false), Thought::kNone);
+  EXPECT_EQ(thought_after(plain, "what does <think> mean?", "", false), Thought::kNone);
+  EXPECT_EQ(thought_after(plain, "hi", "<think>so", true), Thought::kMidway);
+  EXPECT_EQ(thought_after(plain, "hi", "<think>", true), Thought::kOpened);
+  EXPECT_EQ(thought_after(plain, "hi", "<think>so</think>well", true), Thought::kNone);
+  EXPECT_EQ(thought_after(plain, "<think>", "well", true), Thought::kNone);
 }
 
 TEST(AccessTest, BearerInAllItsSpellings) {

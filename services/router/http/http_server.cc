@@ -13,7 +13,6 @@ namespace hearth::router {
 namespace {
 
 using boost::asio::ip::tcp;
-constexpr uint16_t kDefaultPort = 8080;
 
 class Server final : public HttpServer {
  public:
@@ -36,7 +35,7 @@ class Server final : public HttpServer {
 
   absl::Status Listen(const std::vector<std::string>& listen) {
     for (const std::string& text : listen) {
-      ASSIGN_OR_RETURN(const ListenHost host, ParseListen(text, kDefaultPort));
+      ASSIGN_OR_RETURN(const ListenHost host, ParseListen(text, kHttpPort));
       ASSIGN_OR_RETURN(const std::vector<NumericAddress> addresses, ResolveListen(host));
       uint16_t port = host.port;  // with port 0 the first address draws one and the others take the same
       for (const NumericAddress& address : addresses) RETURN_IF_ERROR(Annotate(Bind(address, &port), absl::StrCat("listening on ", text)));

@@ -1,4 +1,4 @@
-// Addresses to listen on, as written in node.toml: host:port, [v6]:port, a name; "localhost" means both families.
+// The addresses of this machine that a host to listen on (common/base/listen_host.h) stands for; "localhost" means both families.
 // Room: services/router. Threads: any. Resolves names, so it may take a moment; used at start only.
 #pragma once
 
@@ -6,17 +6,10 @@
 #include <string>
 #include <vector>
 
+#include "common/base/listen_host.h"
 #include "common/base/status.h"
 
 namespace hearth::router {
-
-struct ListenHost {
-  std::string host;   // without brackets
-  uint16_t port = 0;  // 0: any free one
-};
-
-// InvalidArgument when it can't be read; a text without a port gets `default_port`.
-absl::StatusOr<ListenHost> ParseListen(const std::string& text, uint16_t default_port);
 
 // Numeric addresses of the host. A family that this machine lacks is left out where the name has another ("localhost" without IPv6).
 struct NumericAddress {

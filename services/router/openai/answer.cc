@@ -18,7 +18,7 @@ HttpAnswer::HttpAnswer(AnswerMeta meta, const Request& request, std::shared_ptr<
     choice.part.index = static_cast<int32_t>(i);
     choice.part.first = true;
     choice.part.prompt_ids = prompts_.back().get();
-    choice.splitter = ReasoningSplitter(meta_.options.reasoning);
+    choice.splitter = ReasoningSplitter(meta_.options.thought);
     if (!meta_.options.echo_texts.empty()) {
       choice.part.text = meta_.options.echo_texts[i / n];
       choice.offset = CountCharacters(choice.part.text);

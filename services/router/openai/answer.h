@@ -28,7 +28,7 @@ class HttpAnswer final : public RequestSink {
  private:
   struct Choice {
     ChoicePart part;  // a stream's: what is not sent yet; else all so far
-    ReasoningSplitter splitter{false};
+    ReasoningSplitter splitter{Thought::kNone};
     int32_t offset = 0;  // of the echo
   };
   void Take(Choice& choice, const ChoiceDelta& delta);

@@ -47,7 +47,7 @@ absl::StatusOr<ParsedRequest> ParseChat(const Json& body, const ModelInfo& model
   RETURN_IF_ERROR(ParseLogprobs(fields, &parsed.request->options));
   ASSIGN_OR_RETURN(ChatPrompt prompt, ParseChatPrompt(fields, model));
   parsed.request->prompts.push_back(std::make_shared<const std::vector<int32_t>>(std::move(prompt.ids)));
-  parsed.answer.reasoning = prompt.thought_open;
+  parsed.answer.thought = prompt.thought;
   for (const std::string& name : fields.Unread()) spdlog::debug("chat: the field '{}' is not known here and was ignored", name);
   return parsed;
 }

@@ -5,6 +5,7 @@
 
 #include "services/router/model_info.h"
 #include "services/router/openai/json_fields.h"
+#include "services/router/openai/reasoning.h"
 #include "services/router/request.h"
 
 namespace hearth::router {
@@ -17,7 +18,7 @@ struct AnswerOptions {
   bool return_token_ids = false;
   bool return_tokens_as_token_ids = false;
   std::vector<std::string> echo_texts;  // completions with echo: what stands before each prompt's answers
-  bool reasoning = false;               // the generation prompt opened a thought
+  Thought thought = Thought::kNone;     // that the prompt opened
 };
 
 inline constexpr int kChoicesMax = 16;   // n

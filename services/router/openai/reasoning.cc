@@ -18,6 +18,14 @@ size_t PartialTag(std::string_view text, std::string_view tag) {
 
 }  // namespace
 
+Thought ThoughtAtEndOf(std::string_view prompt) {
+  const size_t open = prompt.rfind(kOpen);
+  if (open == std::string_view::npos) return Thought::kNone;
+  const std::string_view behind = prompt.substr(open + kOpen.size());
+  if (behind.find(kClose) != std::string_view::npos) return Thought::kNone;
+  return behind.find_first_not_of(" \t\r\n") == std::string_view::npos ? Thought::kOpened : Thought::kMidway;
+}
+
 ReasoningPart ReasoningSplitter::Push(std::string_view text) {
   pending_ += text;
   ReasoningPart part;

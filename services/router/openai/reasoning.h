@@ -1,13 +1,21 @@
 // Splits a choice's text into the thought and the answer at the model's <think> tags.
 // Room: services/router. A pure function of the text pushed so far. The same for streams and whole answers.
-// A prompt that opened the thought (it ends in <think>): the text is thought until </think>. Otherwise only a <think> that begins the text
-// opens one. Blank lines right behind a tag belong to neither part.
+// After a prompt that opened a thought the text is thought until </think>. Otherwise only a <think> that begins the text opens one.
+// Blank lines right behind a tag belong to neither part.
 #pragma once
 
 #include <string>
 #include <string_view>
 
 namespace hearth::router {
+
+// What a prompt leaves to the text that follows it.
+enum class Thought {
+  kNone,    // the text may open one
+  kOpened,  // the prompt ends in <think>
+  kMidway,  // it ends in a thought that is under way: blank lines belong to it
+};
+Thought ThoughtAtEndOf(std::string_view prompt);
 
 struct ReasoningPart {
   std::string thought;
@@ -16,7 +24,7 @@ struct ReasoningPart {
 
 class ReasoningSplitter {
  public:
-  explicit ReasoningSplitter(bool thought_open) : state_(thought_open ? State::kThought : State::kStart), skip_blank_(thought_open) {}
+  explicit ReasoningSplitter(Thought before) : state_(before == Thought::kNone ? State::kStart : State::kThought), skip_blank_(before == Thought::kOpened) {}
   ReasoningPart Push(std::string_view text);
   ReasoningPart Finish();  // releases what might have become a tag
 
