@@ -36,6 +36,9 @@ inline bf16 ToBf16(float x) {
 float F8E4M3ToFloat(uint8_t code);
 // Nearest even, saturating at 448.
 uint8_t FloatToF8E4M3(float x);
+// The checkpoints' block scaling: one F32 scale for each kScaleBlock x kScaleBlock weights, blocks at the far edges cut short.
+inline constexpr int64_t kScaleBlock = 128;
+constexpr int64_t ScaleBlocks(int64_t n) { return (n + kScaleBlock - 1) / kScaleBlock; }
 float F16ToFloat(uint16_t bits);
 uint16_t FloatToF16(float x);
 

@@ -11,7 +11,7 @@ namespace {
 constexpr double kF32 = 4;
 constexpr double kBf16 = 2;
 
-double Blocks(int64_t n) { return static_cast<double>((n + kScaleBlock - 1) / kScaleBlock); }
+double Blocks(int64_t n) { return static_cast<double>(ScaleBlocks(n)); }
 
 int64_t TotalRows(const KvSequence* sequences, int64_t num_sequences) {
   int64_t rows = 0;
@@ -37,7 +37,7 @@ double WeightViewBytes(const WeightView& w) {
   double bytes = static_cast<double>(w.rows) * w.cols * DTypeBytes(w.dtype);
   if (w.dtype == DType::kF8E4M3) {
     const int64_t first = w.scale_row0 / kScaleBlock;
-    const int64_t last = w.rows == 0 ? first : (w.scale_row0 + w.rows + kScaleBlock - 1) / kScaleBlock;
+    const int64_t last = w.rows == 0 ? first : ScaleBlocks(w.scale_row0 + w.rows);
     bytes += static_cast<double>(last - first) * Blocks(w.cols) * kF32;
   }
   return bytes;

@@ -6,6 +6,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/ceil_div.h"
+#include "common/device/host/blocking.h"
 #include "common/device/host/scratch.h"
 #include "common/device/host/task_board.h"
 #include "common/device/host/terms.h"
@@ -16,14 +18,9 @@ namespace {
 
 // Tokens of one walk over the experts: bounds the workspace to 512 * top_k rows of hidden_size floats a shard.
 constexpr int64_t kTokensMax = 512;
-// Tokens a kernel is given at once, so that their activations stay in the second-level cache.
-constexpr int64_t kTokenBlock = 32;
-constexpr int64_t kRowAlign = 16;
 constexpr int64_t kRowsMax = 512;
 constexpr int64_t kSumStep = 1024;
 constexpr int64_t kQuarters = 4;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 // Rows of a task, so that `total_rows` over all experts make several tasks a thread.
 int64_t RowStep(int64_t total_rows, int64_t rows, int threads) {

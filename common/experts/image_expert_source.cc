@@ -13,7 +13,7 @@ WeightView View(const ImageExpert& expert, const void* data, const float* scales
           .cols = cols,
           .row_stride = cols,
           .scales = scales,
-          .scale_stride = (cols + kScaleBlock - 1) / kScaleBlock,
+          .scale_stride = ScaleBlocks(cols),
           .scale_row0 = 0};
 }
 

@@ -18,6 +18,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "absl/strings/str_join.h"
+#include "common/base/dtype.h"
 #include "common/base/time.h"
 #include "common/formats/file_io.h"
 #include "common/formats/model_config.h"
@@ -30,7 +31,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int64_t kScaleBlock = 128;
 constexpr uint64_t kTokenizerBytesMax = 256 << 20;
 
 struct SynthTensor {
@@ -79,7 +79,7 @@ std::vector<SynthTensor> DescribeTensors(const ModelConfig& config) {
       continue;
     }
     SynthTensor scale{planned.name + "_scale_inv",
-                      {(planned.shape[0] + kScaleBlock - 1) / kScaleBlock, (planned.shape[1] + kScaleBlock - 1) / kScaleBlock},
+                      {ScaleBlocks(planned.shape[0]), ScaleBlocks(planned.shape[1])},
                       {DType::kF32, tensor.spec.spread / kF8CodeSpread, 0.25, /*log_normal=*/true}};
     tensor.spec = {DType::kF8E4M3, 0.0, kF8CodeSpread};
     out.push_back(std::move(tensor));

@@ -9,7 +9,6 @@
 namespace hearth {
 namespace {
 
-constexpr int64_t kScaleBlock = 128;
 constexpr char kScaleSuffix[] = "_scale_inv";
 
 class PlanBuilder {
@@ -100,7 +99,7 @@ absl::Status CheckScale(const PlannedTensor& planned, const CheckpointTensor& sc
     return absl::InvalidArgumentError(
         absl::StrCat("tensor ", Quoted(scale.name), " has dtype ", Quoted(scale.dtype_name), "; supported for scales: F32, BF16"));
   }
-  const std::vector<int64_t> wanted = {(planned.shape[0] + kScaleBlock - 1) / kScaleBlock, (planned.shape[1] + kScaleBlock - 1) / kScaleBlock};
+  const std::vector<int64_t> wanted = {ScaleBlocks(planned.shape[0]), ScaleBlocks(planned.shape[1])};
   return CheckShape(scale.name, scale.shape, wanted,
                     absl::StrCat("one scale a ", kScaleBlock, "x", kScaleBlock, " block of the weight's ", ShapeText(planned.shape)));
 }

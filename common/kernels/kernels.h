@@ -47,7 +47,6 @@ struct WeightView {
     return v;
   }
 };
-inline constexpr int64_t kScaleBlock = 128;
 
 // A running softmax over positions, walked in order (page by page), for one query head.
 // Values are accumulated unnormalised; FinishSoftmax divides. `max` starts at -inf, `sum` at 0.

@@ -56,9 +56,9 @@ MatrixCase::MatrixCase(std::mt19937& rng, DType dtype, int64_t rows, int64_t col
     }
   }
   if (dtype != DType::kF8E4M3) return;
-  view_.scale_stride = (cols + kScaleBlock - 1) / kScaleBlock + 1;
+  view_.scale_stride = ScaleBlocks(cols) + 1;
   std::uniform_real_distribution<float> scale(0.5f / 64, 2.0f / 64);
-  scales_.resize(static_cast<size_t>((scale_row0 + rows + kScaleBlock - 1) / kScaleBlock * view_.scale_stride));
+  scales_.resize(static_cast<size_t>(ScaleBlocks(scale_row0 + rows) * view_.scale_stride));
   for (float& s : scales_) s = scale(rng);
   view_.scales = scales_.data();
 }

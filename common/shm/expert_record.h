@@ -9,11 +9,8 @@
 
 namespace hearth {
 
-inline constexpr int64_t kScaleBlock = 128;         // FP8: one F32 scale per 128 x 128 weights
 inline constexpr uint64_t kRecordPartAlign = 64;    // each part begins on a cache line
 inline constexpr int64_t kRecordSideMax = 1 << 24;  // count and hidden stay below, so that no product here can overflow
-
-inline constexpr int64_t ScaleBlocks(int64_t n) { return (n + kScaleBlock - 1) / kScaleBlock; }
 
 // Byte offsets from the record's start. Without FP8 the scale parts are empty.
 struct ExpertRecordLayout {

@@ -2,18 +2,18 @@
 
 #include <unistd.h>
 
-#include <deque>
 #include <fstream>
 
 #include "absl/strings/numbers.h"
 #include "common/base/time.h"
+#include "common/rpc/event_sender.h"
 #include "common/rpc/rpc.h"
 
 namespace hearth {
 namespace {
 
-// One call: a queue of events that the loop fills and gRPC empties. Lives until both have let go of it.
-class StreamCall : public grpc::ServerWriteReactor<v1::StreamEvent>, public StreamSink {
+// One call: the loop sends into it. Lives until the loop and gRPC have let go of it.
+class StreamCall final : public EventSender<grpc::ServerWriteReactor<v1::StreamEvent>, v1::StreamEvent>, public StreamSink {
  public:
   StreamCall(uint64_t epoch, std::string generation) : epoch_(epoch), generation_(std::move(generation)) {}
 
@@ -39,7 +39,7 @@ class StreamCall : public grpc::ServerWriteReactor<v1::StreamEvent>, public Stre
     v1::StreamEvent event;
     event.mutable_prefilled()->set_tokens(static_cast<int32_t>(tokens));
     Push(std::move(event));
-    End(absl::OkStatus());
+    EndCall(absl::OkStatus());
   }
   void OnToken(const TokenEvent& token) override {
     v1::StreamEvent event;
@@ -61,18 +61,10 @@ class StreamCall : public grpc::ServerWriteReactor<v1::StreamEvent>, public Stre
                                          : reason == FinishReason::kLength ? Finished::REASON_LENGTH
                                                                            : Finished::REASON_PREEMPTED);
     Push(std::move(event));
-    End(absl::OkStatus());
+    EndCall(absl::OkStatus());
   }
-  void OnError(const absl::Status& status) override { End(status); }
+  void OnError(const absl::Status& status) override { EndCall(status); }
 
-  void OnWriteDone(bool ok) override {
-    {
-      std::lock_guard lock(mutex_);
-      busy_ = false;
-      if (!ok) queue_.clear();  // the peer is gone; OnCancel has or will come
-    }
-    Pump();
-  }
   void OnCancel() override {
     std::lock_guard lock(mutex_);
     cancelled_ = true;
@@ -83,47 +75,16 @@ class StreamCall : public grpc::ServerWriteReactor<v1::StreamEvent>, public Stre
 
  private:
   void Push(v1::StreamEvent event) {
-    {
-      std::lock_guard lock(mutex_);
-      if (ended_) return;
-      event.set_epoch(epoch_);
-      queue_.push_back(std::move(event));
-    }
-    Pump();
+    event.set_epoch(epoch_);
+    Send(std::move(event));
   }
-  // What comes after the end is ignored.
-  void End(absl::Status status) {
+  void EndCall(const absl::Status& status) {
     {
       std::lock_guard lock(mutex_);
-      if (ended_) return;
       ended_ = true;
-      end_ = std::move(status);
       live_.reset();
     }
-    Pump();
-  }
-  // Starts the next operation if none is under way: what is queued, then the end. Outside the mutex, since gRPC may run other reactions inside
-  // the call that starts one.
-  void Pump() {
-    bool finish = false;
-    {
-      std::lock_guard lock(mutex_);
-      if (busy_) return;
-      if (!queue_.empty()) {
-        out_ = std::move(queue_.front());
-        queue_.pop_front();
-      } else if (ended_) {
-        finish = true;
-      } else {
-        return;
-      }
-      busy_ = true;  // for good, at the end
-    }
-    if (finish) {
-      Finish(ToGrpc(end_));
-    } else {
-      StartWrite(&out_);
-    }
+    End(status);
   }
 
   const uint64_t epoch_;
@@ -132,10 +93,6 @@ class StreamCall : public grpc::ServerWriteReactor<v1::StreamEvent>, public Stre
   std::weak_ptr<StreamLoop> loop_;  // the loop's streams hold the call: the other way round would be a circle
   std::mutex mutex_;
   std::shared_ptr<LiveStream> live_;
-  std::deque<v1::StreamEvent> queue_;
-  v1::StreamEvent out_;  // being written
-  absl::Status end_;     // const once ended_
-  bool busy_ = false;    // a write or the end is under way
   bool ended_ = false;
   bool cancelled_ = false;
 };

@@ -1,10 +1,10 @@
 #include "services/router/grpc_service.h"
 
 #include <algorithm>
-#include <deque>
 #include <utility>
 
 #include "common/base/logging.h"
+#include "common/rpc/event_sender.h"
 #include "common/rpc/rpc.h"
 #include "services/router/api_error.h"
 #include "services/router/grpc_options.h"
@@ -13,15 +13,13 @@
 namespace hearth::router {
 namespace {
 
-constexpr size_t kUnsentBytesMax = 8 << 20;  // as over HTTP: a client that takes nothing is dropped
-
 absl::StatusOr<int32_t> CheckKey(const ApiKeys& keys, const grpc::CallbackServerContext& context) {
   const auto at = context.client_metadata().find("authorization");
   return keys.Check(at == context.client_metadata().end() ? std::string_view() : std::string_view(at->second.data(), at->second.size()));
 }
 
 // One Generate or Chat. gRPC's callbacks only post; all state is the loop's. It holds itself until gRPC says OnDone.
-class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>,
+class GenerateReactor final : public EventSender<grpc::ServerWriteReactor<v1::GenerateEvent>, v1::GenerateEvent>,
                               public RequestSink,
                               public std::enable_shared_from_this<GenerateReactor> {
  public:
@@ -31,12 +29,12 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
     self_ = shared_from_this();
     const auto key = CheckKey(*parts_.keys, *context_);
     if (!key.ok()) {
-      parts_.loop->Post([self = self_, status = key.status()] { self->End(status); });
+      parts_.loop->Post([self = self_, status = key.status()] { self->EndWith(status); });
       return;
     }
     parts_.loop->Post([self = self_, key = *key, parse = std::move(parse)] {
       self->parts_.model->WhenRead([self, key, parse](absl::StatusOr<ServedModel::InfoPtr> model) {
-        if (!model.ok()) return self->End(model.status());
+        if (!model.ok()) return self->EndWith(model.status());
         self->Parse(key, parse, *std::move(model));
       });
     });
@@ -74,17 +72,11 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
     Push(std::move(event));
   }
 
-  void OnEnd(const absl::Status& status, const Usage&) override { End(status); }
+  void OnEnd(const absl::Status& status, const Usage&) override { EndWith(status); }
 
   // gRPC's side.
-  void OnWriteDone(bool ok) override {
-    parts_.loop->Post([self = shared_from_this(), ok] {
-      self->writing_ = false;
-      if (!ok) {
-        self->ClientGone();
-      }
-      self->Write();
-    });
+  void OnBroken() override {
+    parts_.loop->Post([self = shared_from_this()] { self->ClientGone(); });
   }
   void OnCancel() override {
     parts_.loop->Post([self = shared_from_this()] { self->ClientGone(); });
@@ -108,14 +100,14 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
   }
 
   void Submit(int32_t key, absl::StatusOr<std::shared_ptr<Request>> request) {
-    if (gone_) return End(absl::CancelledError("cancelled by the client"));
-    if (!request.ok()) return End(request.status());
+    if (gone_) return EndWith(absl::CancelledError("cancelled by the client"));
+    if (!request.ok()) return EndWith(request.status());
     request_ = *request;
     request_->key_index = key;
     request_->sink = shared_from_this();
     if (const absl::Status submitted = parts_.scheduler->Submit(request_); !submitted.ok()) {
       request_->sink = nullptr;
-      return End(submitted);
+      return EndWith(submitted);
     }
     v1::GenerateEvent event;
     event.mutable_accepted()->set_request_id(request_->id);
@@ -125,14 +117,13 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
 
   void ClientGone() {
     if (std::exchange(gone_, true)) return;
-    if (request_ && !end_) {
+    if (request_ && !ended_) {
       parts_.scheduler->Cancel(request_);
       if (const auto permit = LogAllowed("client-gone", 30)) spdlog::info("{}: the client is gone, cancelled", request_->id);
     }
     if (request_) request_->sink = nullptr;
-    queue_.clear();
-    queued_bytes_ = 0;
-    if (!end_) End(absl::CancelledError("cancelled by the client"));
+    DropQueued();
+    if (!ended_) EndWith(absl::CancelledError("cancelled by the client"));
   }
 
   void Fill(const ScoredToken& token, v1::TokenLogprob* out) const {
@@ -144,50 +135,26 @@ class GenerateReactor final : public grpc::ServerWriteReactor<v1::GenerateEvent>
   }
 
   void Push(v1::GenerateEvent event) {
-    if (gone_ || end_) return;
-    queued_bytes_ += event.ByteSizeLong();
-    queue_.push_back(std::move(event));
-    if (queued_bytes_ > kUnsentBytesMax) {
-      context_->TryCancel();  // nobody reads: what is to come would only pile up here
-      return ClientGone();
-    }
-    Write();
+    if (gone_ || ended_) return;
+    if (Send(std::move(event)) <= kUnsentBytesMax) return;
+    context_->TryCancel();  // nobody reads: what is to come would only pile up here
+    ClientGone();
   }
 
-  void End(const absl::Status& status) {
-    if (end_) return;
-    end_ = status;
+  void EndWith(const absl::Status& status) {
+    if (std::exchange(ended_, true)) return;
     const ApiError error = ToApiError(status);
     if (error.retry_after_seconds > 0) context_->AddTrailingMetadata("retry-after-ms", std::to_string(error.retry_after_seconds * 1000));
-    Write();
-  }
-
-  void Write() {
-    if (writing_ || finished_) return;
-    if (!queue_.empty()) {
-      writing_ = true;
-      current_ = std::move(queue_.front());
-      queue_.pop_front();
-      queued_bytes_ -= current_.ByteSizeLong();
-      StartWrite(&current_);
-    } else if (end_) {
-      finished_ = true;
-      Finish(ToGrpc(*end_));
-    }
+    End(status);
   }
 
   const InferenceService::Parts parts_;
   grpc::CallbackServerContext* context_;
   std::shared_ptr<GenerateReactor> self_;
   std::shared_ptr<Request> request_;
-  std::deque<v1::GenerateEvent> queue_;
-  v1::GenerateEvent current_;  // under way
-  std::optional<absl::Status> end_;
-  bool writing_ = false;
-  bool finished_ = false;
+  bool ended_ = false;
   bool gone_ = false;
   size_t finished_choices_ = 0;
-  size_t queued_bytes_ = 0;
 };
 
 // Runs `work` on the loop and finishes the call with its status.

@@ -69,6 +69,9 @@ struct Usage {
   int32_t cached_tokens = 0;
 };
 
+// What a client leaves unread of its answers; beyond, it takes nothing and is dropped.
+inline constexpr size_t kUnsentBytesMax = 8 << 20;
+
 // Who is told of a request's progress; called on the loop, never after OnEnd.
 class RequestSink {
  public:

@@ -119,6 +119,7 @@ absl::Status Router::StartHttp(const RouterTimes& times) {
   options.max_body_bytes = config_.max_body_bytes;
   options.keep_alive = absl::Milliseconds(config_.keep_alive_ms);
   options.comment_every = times.comment_every;
+  options.unsent_bytes_max = kUnsentBytesMax;
   options.render_error = &HttpApi::ErrorReply;
   options.on_answer = [this](int status) { metrics_->OnHttpAnswer(status); };
   ASSIGN_OR_RETURN(http_, HttpServer::Start(loop_.get(), config_.http_listen, std::move(options),

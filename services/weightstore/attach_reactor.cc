@@ -1,4 +1,3 @@
-// Operations are started outside the mutex, since gRPC may run other reactions inside the call that starts one.
 #include "services/weightstore/attach_reactor.h"
 
 #include "common/rpc/rpc.h"
@@ -54,7 +53,7 @@ void AttachReactor::OnReadDone(bool ok) {
       store_.Beat(this);
       v1::AttachEvent event;
       event.mutable_beat();
-      Send(std::move(event), true);
+      Send(std::move(event), IfSlow::kDrop);
       break;
     }
     case v1::AttachRequest::kGoodbye: store_.Goodbye(this); return End(absl::OkStatus());
@@ -97,79 +96,30 @@ void AttachReactor::HandleHello(const v1::AttachRequest::Hello& message) {
   answer.set_node(config_.node_name);
   if (welcome->generation != nullptr) FillGeneration(*welcome->generation, answer.mutable_generation());
   if (welcome->loading.active) FillLoadEvent(welcome->loading, answer.mutable_loading());
-  Send(std::move(event), false);
+  Send(std::move(event));
   if (welcome->drain) SendSwitch(welcome->newest);
 }
 
 void AttachReactor::SendReady(const GenerationPtr& generation) {
   v1::AttachEvent event;
   FillGeneration(*generation, event.mutable_generation_ready()->mutable_generation());
-  Send(std::move(event), false);
+  Send(std::move(event));
 }
 
 void AttachReactor::SendSwitch(const GenerationPtr& generation) {
   v1::AttachEvent event;
   event.mutable_switch_();
   if (generation != nullptr) FillGeneration(*generation, event.mutable_switch_()->mutable_generation());
-  Send(std::move(event), false);
+  Send(std::move(event));
 }
 
 void AttachReactor::SendLoading(const LoadState& loading) {
   v1::AttachEvent event;
   FillLoadEvent(loading, event.mutable_loading());
-  Send(std::move(event), true);
+  Send(std::move(event), IfSlow::kDrop);
 }
 
-void AttachReactor::Send(v1::AttachEvent event, bool may_be_dropped) {
-  {
-    std::lock_guard lock(mutex_);
-    if (end_.has_value() || (may_be_dropped && queue_.size() >= kQueueMax)) return;
-    queue_.push_back(std::move(event));
-  }
-  Pump();
-}
-
-void AttachReactor::End(const absl::Status& status) {
-  {
-    std::lock_guard lock(mutex_);
-    if (end_.has_value()) return;
-    end_ = ToGrpc(status);
-  }
-  Pump();
-}
-
-// Starts the next operation if none is under way: what is queued, then the end.
-void AttachReactor::Pump() {
-  bool finish = false;
-  {
-    std::lock_guard lock(mutex_);
-    if (busy_ || finished_) return;
-    if (!queue_.empty()) {
-      out_ = std::move(queue_.front());
-      queue_.pop_front();
-    } else if (end_.has_value()) {
-      finish = finished_ = true;
-    } else {
-      return;
-    }
-    busy_ = true;
-  }
-  if (finish) {
-    Finish(*end_);
-  } else {
-    StartWrite(&out_);
-  }
-}
-
-void AttachReactor::OnWriteDone(bool ok) {
-  {
-    std::lock_guard lock(mutex_);
-    busy_ = false;
-    if (!ok) queue_.clear();
-  }
-  if (!ok) End(absl::CancelledError("the stream broke"));
-  Pump();
-}
+void AttachReactor::OnBroken() { End(absl::CancelledError("the stream broke")); }
 
 // The peer is gone, or the server shuts down: reads and writes under way end by themselves.
 void AttachReactor::OnCancel() { End(absl::CancelledError("the stream broke")); }

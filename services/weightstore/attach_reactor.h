@@ -1,15 +1,14 @@
 // One Attach stream at the store's side of the wire: reads hello and beats, queues events, and ends in order.
 // Room: services/weightstore. May touch: proto, gRPC. Threads: gRPC's, and whoever sends; nothing here blocks.
-// A peer that is stopped and reads nothing costs one queue of kQueueMax events; beats and progress are dropped first.
+// A peer that is stopped and reads nothing costs a short queue of beats and progress, and the few events that matter.
 #pragma once
 
 #include <grpcpp/grpcpp.h>
 
-#include <deque>
+#include <functional>
 #include <memory>
-#include <mutex>
-#include <optional>
 
+#include "common/rpc/event_sender.h"
 #include "hearth/v1/store.grpc.pb.h"
 #include "services/weightstore/store.h"
 
@@ -17,7 +16,7 @@ namespace hearth {
 
 void FillLoadEvent(const LoadState& state, v1::LoadEvent* event);
 
-class AttachReactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachEvent>, public AttachSink {
+class AttachReactor final : public EventSender<grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachEvent>, v1::AttachEvent>, public AttachSink {
  public:
   // Lives until gRPC is done with it and nobody holds it as a sink. Without a caller the stream ends with that status.
   static grpc::ServerBidiReactor<v1::AttachRequest, v1::AttachEvent>* Make(Store& store, const NodeConfig& config, absl::StatusOr<Caller> caller,
@@ -26,21 +25,16 @@ class AttachReactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1
   void SendReady(const GenerationPtr& generation) override;
   void SendSwitch(const GenerationPtr& generation) override;
   void SendLoading(const LoadState& loading) override;
-  void End(const absl::Status& status);  // after what is queued; once
 
  private:
   AttachReactor(Store& store, const NodeConfig& config, Caller caller) : store_(store), config_(config), caller_(caller) {}
   void Start();
   void OnReadDone(bool ok) override;
-  void OnWriteDone(bool ok) override;
+  void OnBroken() override;
   void OnCancel() override;
   void OnDone() override;
 
   void HandleHello(const v1::AttachRequest::Hello& message);
-  void Send(v1::AttachEvent event, bool may_be_dropped);
-  void Pump();
-
-  static constexpr size_t kQueueMax = 32;
 
   Store& store_;
   const NodeConfig& config_;
@@ -49,13 +43,6 @@ class AttachReactor final : public grpc::ServerBidiReactor<v1::AttachRequest, v1
   std::shared_ptr<AttachReactor> self_;  // gRPC's hold, let go in OnDone
   v1::AttachRequest in_;
   bool greeted_ = false;  // reads come one after another
-
-  std::mutex mutex_;
-  std::deque<v1::AttachEvent> queue_;
-  v1::AttachEvent out_;
-  bool busy_ = false;  // a write or the end is under way
-  bool finished_ = false;
-  std::optional<grpc::Status> end_;
 };
 
 }  // namespace hearth

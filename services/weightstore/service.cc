@@ -127,7 +127,7 @@ grpc::ServerUnaryReactor* StoreService::Status(Context* context, const v1::Store
 }
 
 grpc::ServerWriteReactor<v1::LoadEvent>* StoreService::Load(Context* context, const v1::LoadRequest* request) {
-  auto* reactor = new LoadReactor();  // deletes itself when gRPC is done with it
+  const std::shared_ptr<LoadReactor> reactor = LoadReactor::Make();
   const absl::StatusOr<Caller> caller = CallerOf(context);
   absl::Status refused = caller.status();
   if (refused.ok() && caller->uid != geteuid() && caller->uid != 0) {
@@ -137,7 +137,7 @@ grpc::ServerWriteReactor<v1::LoadEvent>* StoreService::Load(Context* context, co
   if (refused.ok() && request->model_dir().empty()) refused = absl::InvalidArgumentError("model_dir is empty");
   if (!refused.ok()) {
     reactor->End(refused);
-    return reactor;
+    return reactor.get();
   }
   {
     std::lock_guard lock(mutex_);
@@ -146,12 +146,12 @@ grpc::ServerWriteReactor<v1::LoadEvent>* StoreService::Load(Context* context, co
     } else if (load_.has_value()) {
       refused = absl::FailedPreconditionError(absl::StrCat("a load of ", load_->model_dir, " is under way: wait for it"));
     } else {
-      load_ = LoadJob{reactor->events(), request->model_dir(), request->replace()};
+      load_ = LoadJob{reactor, request->model_dir(), request->replace()};
       wake_.notify_all();
     }
   }
   if (!refused.ok()) reactor->End(refused);
-  return reactor;
+  return reactor.get();
 }
 
 void StoreService::RunLoads() {
@@ -165,7 +165,7 @@ void StoreService::RunLoads() {
     lock.lock();
     load_.reset();  // before its caller hears of the end, and asks for the next
     lock.unlock();
-    job.events->End(status);
+    job.caller->End(status);
     lock.lock();
   }
 }
@@ -174,12 +174,12 @@ absl::Status StoreService::RunLoad(const LoadJob& job) {
   LoadRequestOptions options;
   options.model_dir = job.model_dir;
   options.replace = job.replace;
-  options.cancelled = [&] { return stopping_.load() || job.events->cancelled(); };
+  options.cancelled = [&] { return stopping_.load() || job.caller->cancelled(); };
   options.progress = [&](const LoadState& state) {
     if (state.phase == "ready") return;  // said below, with the generation
     v1::LoadEvent event;
     FillLoadEvent(state, &event);
-    job.events->Send(std::move(event));
+    job.caller->SendProgress(std::move(event));
   };
   const absl::StatusOr<GenerationPtr> generation = store_.generations().Load(options);
   if (absl::IsCancelled(generation.status()) && stopping_) return absl::UnavailableError("the weight store is stopping");
@@ -187,7 +187,7 @@ absl::Status StoreService::RunLoad(const LoadJob& job) {
   v1::LoadEvent event;
   event.set_phase("ready");
   event.set_generation(ToBytes((*generation)->id));
-  job.events->Send(std::move(event));
+  job.caller->SendReady(std::move(event));
   return absl::OkStatus();
 }
 

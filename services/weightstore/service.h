@@ -47,7 +47,7 @@ class StoreService final : public v1::Store::CallbackService {
   grpc::ServerWriteReactor<v1::LoadEvent>* Load(Context* context, const v1::LoadRequest* request) override;
 
   struct LoadJob {
-    std::shared_ptr<LoadEvents> events;
+    std::shared_ptr<LoadReactor> caller;
     std::string model_dir;
     bool replace = false;
   };

@@ -4,18 +4,13 @@
 #include <cstring>
 #include <utility>
 
+#include "common/base/ceil_div.h"
 #include "common/base/check.h"
+#include "common/device/host/blocking.h"
 #include "common/device/host/terms.h"
 
 namespace hearth {
 namespace {
-
-// Tokens a linear kernel is given at once: their activations stay in the second-level cache while a block of weight rows passes.
-constexpr int64_t kTokenBlock = 32;
-// Weight rows are cut in multiples of this, so that kernels work on whole groups of rows.
-constexpr int64_t kRowAlign = 16;
-
-int64_t CeilDiv(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
 HostStream& AsHost(Stream& stream) { return static_cast<HostStream&>(stream); }
 

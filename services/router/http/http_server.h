@@ -7,6 +7,7 @@
 // Clients that vanish without a word are found by TCP keep-alive and by the limit on unacknowledged data.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 #include <map>
 #include <memory>
@@ -63,7 +64,7 @@ struct HttpServerOptions {
   absl::Duration request_read = absl::Seconds(60);
   int64_t request_read_bytes = 64 * 1024;
   absl::Duration comment_every = absl::Seconds(5);  // in a silent event stream
-  size_t unsent_bytes_max = 8 << 20;                // a client that takes nothing is dropped
+  size_t unsent_bytes_max = SIZE_MAX;               // a client that takes less is dropped
   std::function<HttpReply(const absl::Status&)> render_error;
   std::function<void(int status)> on_answer;
 };

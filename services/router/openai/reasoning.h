@@ -24,7 +24,8 @@ struct ReasoningPart {
 
 class ReasoningSplitter {
  public:
-  explicit ReasoningSplitter(Thought before) : state_(before == Thought::kNone ? State::kStart : State::kThought), skip_blank_(before == Thought::kOpened) {}
+  explicit ReasoningSplitter(Thought before)
+      : state_(before == Thought::kNone ? State::kStart : State::kThought), skip_blank_(before == Thought::kOpened) {}
   ReasoningPart Push(std::string_view text);
   ReasoningPart Finish();  // releases what might have become a tag
 
