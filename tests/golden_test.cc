@@ -122,7 +122,10 @@ class FableMoe : public ::testing::TestWithParam<Path> {
   std::unique_ptr<ModelHarness> harness_;
 };
 
+// With one term an expert near a tie flips at some position or other, whatever the order of sums, and a prompt that meets one is 0.1 off; so the prompts
+// are judged together, by what Transformers differs in bfloat16 (the model's README: 0.028).
 TEST_P(FableMoe, LastPositionOfEachPrompt) {
+  double over_prompts = 0;
   for (const json& prompt : golden_["prompts"]) {
     const std::vector<int32_t> ids = prompt["ids"].get<std::vector<int32_t>>();
     harness_->Reset();
@@ -132,11 +135,13 @@ TEST_P(FableMoe, LastPositionOfEachPrompt) {
     double mean = 0;
     for (const json& entry : prompt["top20"]) mean += std::abs((*logits)[entry[0].get<size_t>()] - entry[1].get<double>()) / 20;
     Measured(("last top-20 mean |diff| " + prompt["name"].get<std::string>()).c_str(), mean);
-    EXPECT_LE(mean, two_terms() ? 0.0005 : 0.05) << prompt["name"];
+    EXPECT_LE(mean, two_terms() ? 0.0005 : 0.25) << prompt["name"];
+    over_prompts += mean / static_cast<double>(golden_["prompts"].size());
     if (prompt["top20"][0][1].get<double>() - prompt["top20"][1][1].get<double>() > kClearGap) {
       EXPECT_EQ(Argmax(logits->data(), 4096), prompt["top20"][0][0].get<int32_t>()) << prompt["name"];
     }
   }
+  EXPECT_LE(over_prompts, 0.028);
 }
 
 TEST_P(FableMoe, AllLogitsInBothForms) {

@@ -46,6 +46,7 @@ struct RmsNormArgs {
 };
 
 struct LinearArgs {
+  Form form = Form::kDecode;
   WeightView w;  // [N, K]
   int terms = 1;
   const bf16* x = nullptr;  // [M, T, K], terms ldx apart

@@ -85,10 +85,11 @@ class CpuExpertEngine : public ExpertEngine {
   void Down(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block, int worker);
   void Sum(const ExpertsArgs& args, int64_t task, int worker);
 
-  // y [count, rows of w], by blocks of tokens.
-  void Multiply(const WeightView& w, const bf16* x, int64_t ldx, int64_t count, int terms, float* y, int64_t ldy, float* scratch) {
-    for (int64_t m = 0; m < count; m += kTokenBlock) {
-      LinearTerms(kernels_, w, x + m * terms * ldx, ldx, std::min(kTokenBlock, count - m), terms, y + m * ldy, ldy, 0, w.rows, scratch);
+  // y [count, rows of w]
+  void Multiply(Form form, const WeightView& w, const bf16* x, int64_t ldx, int64_t count, int terms, float* y, int64_t ldy, float* scratch) {
+    const int64_t at_once = TokensAtOnce(form, count, terms);
+    for (int64_t m = 0; m < count; m += at_once) {
+      LinearTerms(ProductOf(kernels_, form), w, x + m * terms * ldx, ldx, std::min(at_once, count - m), terms, y + m * ldy, ldy, 0, w.rows, scratch);
     }
   }
 
@@ -258,14 +259,14 @@ void CpuExpertEngine::GateUp(const ExpertsArgs& args, Shard& shard, int64_t inde
   const ExpertView& view = shard.views[static_cast<size_t>(index)];
   const int64_t row = block * shard.gate_up_step;
   const int64_t rows = std::min(shard.gate_up_step, shard.rows - row);
-  const int64_t term_floats = LinearTermsScratch(std::min(kTokenBlock, chosen.count), rows, args.terms);
+  const int64_t term_floats = LinearTermsScratch(TokensAtOnce(args.form, chosen.count, args.terms), rows, args.terms);
   Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
   scratch.Reserve(2 * Scratch::Bytes<float>(chosen.count * rows) + Scratch::Bytes<float>(term_floats));
   float* gate = scratch.Take<float>(chosen.count * rows);
   float* up = scratch.Take<float>(chosen.count * rows);
   float* terms = scratch.Take<float>(term_floats);
-  Multiply(view.gate.Rows(row, rows), chosen.x, args.hidden, chosen.count, args.terms, gate, rows, terms);
-  Multiply(view.up.Rows(row, rows), chosen.x, args.hidden, chosen.count, args.terms, up, rows, terms);
+  Multiply(args.form, view.gate.Rows(row, rows), chosen.x, args.hidden, chosen.count, args.terms, gate, rows, terms);
+  Multiply(args.form, view.up.Rows(row, rows), chosen.x, args.hidden, chosen.count, args.terms, up, rows, terms);
   for (int64_t i = 0; i < chosen.count; ++i) {
     SiluMulTerms(kernels_, gate + i * rows, up + i * rows, rows, args.terms,
                  shard.activations + (chosen.first_pair + i) * args.terms * shard.rows + row, shard.rows);
@@ -276,11 +277,11 @@ void CpuExpertEngine::Down(const ExpertsArgs& args, Shard& shard, int64_t index,
   const Chosen& chosen = chosen_[static_cast<size_t>(index)];
   const int64_t row = block * shard.down_step;
   const int64_t rows = std::min(shard.down_step, args.hidden - row);
-  const int64_t term_floats = LinearTermsScratch(std::min(kTokenBlock, chosen.count), rows, args.terms);
+  const int64_t term_floats = LinearTermsScratch(TokensAtOnce(args.form, chosen.count, args.terms), rows, args.terms);
   Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
   scratch.Reserve(Scratch::Bytes<float>(term_floats));
-  Multiply(shard.views[static_cast<size_t>(index)].down.Rows(row, rows), shard.activations + chosen.first_pair * args.terms * shard.rows, shard.rows,
-           chosen.count, args.terms, shard.down + chosen.first_pair * args.hidden + row, args.hidden, scratch.Take<float>(term_floats));
+  Multiply(args.form, shard.views[static_cast<size_t>(index)].down.Rows(row, rows), shard.activations + chosen.first_pair * args.terms * shard.rows,
+           shard.rows, chosen.count, args.terms, shard.down + chosen.first_pair * args.hidden + row, args.hidden, scratch.Take<float>(term_floats));
 }
 
 void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {

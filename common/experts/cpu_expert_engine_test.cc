@@ -108,10 +108,11 @@ std::vector<float> InOrder(const KernelTable& kernels, Form form, FakeSource& so
     std::vector<float> gate(static_cast<size_t>(view.count)), up(gate), y(kHidden);
     std::vector<bf16> act(gate.size());
     const bf16* x = tokens.x.data() + token * kHidden;
-    kernels.linear(view.gate, x, kHidden, 1, gate.data(), view.count, 0, view.count);
-    kernels.linear(view.up, x, kHidden, 1, up.data(), view.count, 0, view.count);
+    LinearKernel* product = form == Form::kPrefill ? kernels.gemm : kernels.linear;
+    product(view.gate, x, kHidden, 1, gate.data(), view.count, 0, view.count);
+    product(view.up, x, kHidden, 1, up.data(), view.count, 0, view.count);
     kernels.silu_mul(gate.data(), up.data(), act.data(), view.count);
-    kernels.linear(view.down, act.data(), view.count, 1, y.data(), kHidden, 0, kHidden);
+    product(view.down, act.data(), view.count, 1, y.data(), kHidden, 0, kHidden);
     source.Release(0, expert, shard);
     return y;
   };

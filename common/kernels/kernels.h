@@ -55,6 +55,9 @@ struct SoftmaxState {
   float sum = 0.0f;
 };
 
+using LinearKernel = void(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin,
+                          int64_t row_end);
+
 struct KernelTable {
   const char* name;  // "scalar", "avx2", "avx512", "avx512bf16"
 
@@ -69,7 +72,11 @@ struct KernelTable {
   //   w: F8E4M3 with scales, BF16, F16 or F32; any rows, any cols (no multiple of anything), any alignment.
   // FP8: each 128-column block is summed first, then the sum is multiplied by the block's scale and added to the row's
   // total.
-  void (*linear)(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end);
+  LinearKernel* linear;
+
+  // The prefill form of `linear`: the same product in an order of its own, made for many tokens. A few rows are converted once and meet all tokens
+  // of the call, so callers give it as many as they have.
+  LinearKernel* gemm;
 
   // The absorbed query (DeepSeek-V2 section 2.1.2): y[c] = sum_r x[r] * w[r, c] for c in [col_begin, col_end), r
   // ascending.

@@ -1,6 +1,7 @@
 // FP8 `linear` in GB/s of weights, beside a plain read of the same bytes, out of L2 and out of DRAM; attention and the
 // transposed product beside it. One thread. Run as:  bench/kernels_bench --benchmark_filter=linear
 #include <benchmark/benchmark.h>
+#include <immintrin.h>
 
 #include <cstring>
 #include <memory>
@@ -64,7 +65,7 @@ void PlainRead(benchmark::State& state, bool dram) {
   SetRate(state, rows * kCols);
 }
 
-void LinearF8(benchmark::State& state, Isa isa, bool dram) {
+void LinearF8(benchmark::State& state, LinearKernel* product, bool dram) {
   const auto& matrices = DramMatrices();
   const int64_t m = state.range(0);
   const int64_t rows = dram ? kRows : kL2Rows;
@@ -72,13 +73,32 @@ void LinearF8(benchmark::State& state, Isa isa, bool dram) {
   std::vector<float> y(static_cast<size_t>(m * kRows));
   size_t next = 0;
   for (auto _ : state) {
-    Kernels(isa).linear(matrices[next]->view(), x.data(), kCols, m, y.data(), kRows, 0, rows);
+    product(matrices[next]->view(), x.data(), kCols, m, y.data(), kRows, 0, rows);
     benchmark::ClobberMemory();
     if (dram) next = (next + 1) % matrices.size();
   }
   SetRate(state, rows * kCols);
   state.counters["GFLOP/s"] =
       benchmark::Counter(2e-9 * static_cast<double>(m * rows * kCols) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
+}
+
+// What a core's VDPBF16PS units reach on registers alone: the limit of every product here.
+__attribute__((target("avx512f,avx512bf16"))) void DotPeak(benchmark::State& state) {
+  if (Kernels(SupportedIsas().back()).name != std::string("avx512bf16")) return state.SkipWithError("this CPU has no VDPBF16PS");
+  constexpr int kSums = 24;
+  __m512 sums[kSums];
+  for (__m512& sum : sums) sum = _mm512_setzero_ps();
+  __m512bh a = (__m512bh)_mm512_set1_epi32(0x3f803f80), b = a;
+  constexpr int64_t kRounds = 10'000;
+  for (auto _ : state) {
+    for (int64_t round = 0; round < kRounds; ++round) {
+      asm volatile("" : "+v"(a), "+v"(b));
+#pragma GCC unroll 24
+      for (__m512& sum : sums) sum = _mm512_dpbf16_ps(sum, a, b);
+    }
+  }
+  for (__m512& sum : sums) benchmark::DoNotOptimize(sum);
+  state.counters["GFLOP/s"] = benchmark::Counter(2e-9 * 32 * kSums * kRounds * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
 }
 
 void LinearTransposedF8(benchmark::State& state, Isa isa) {
@@ -117,13 +137,22 @@ void RegisterAll() {
     benchmark::RegisterBenchmark(("read/" + place).c_str(), PlainRead, dram)->Unit(benchmark::kMicrosecond);
     for (Isa isa : SupportedIsas()) {
       const std::string name = "linear_f8/" + place + "/" + std::string(IsaName(isa));
-      auto* bench = benchmark::RegisterBenchmark(name.c_str(), LinearF8, isa, dram)->Unit(benchmark::kMicrosecond);
+      auto* bench = benchmark::RegisterBenchmark(name.c_str(), LinearF8, Kernels(isa).linear, dram)->Unit(benchmark::kMicrosecond);
       if (isa == Isa::kScalar) {
         bench->Arg(1);
         continue;
       }
       for (int64_t m = 1; m <= 8; ++m) bench->Arg(m);
       if (!dram) bench->Arg(64);
+    }
+  }
+  benchmark::RegisterBenchmark("peak/vdpbf16ps", DotPeak);
+  for (Isa isa : SupportedIsas()) {
+    if (isa == Isa::kScalar) continue;
+    for (bool dram : {false, true}) {
+      const std::string name = std::string(dram ? "gemm_f8/dram/" : "gemm_f8/l2/") + std::string(IsaName(isa));
+      auto* bench = benchmark::RegisterBenchmark(name.c_str(), LinearF8, Kernels(isa).gemm, dram)->Unit(benchmark::kMicrosecond);
+      for (const int64_t m : {1, 4, 16, 32, 60, 64, 120, 128, 252, 504, 512}) bench->Arg(m);
     }
   }
   for (Isa isa : SupportedIsas()) {

@@ -41,6 +41,14 @@ class KernelsTest : public testing::TestWithParam<Isa> {
   }
   const KernelTable& k() const { return Kernels(GetParam()); }
   bool FlushesSubnormals() const { return GetParam() == Isa::kAvx512Bf16; }
+  // Both forms of the product, over every dtype.
+  std::vector<std::pair<LinearKernel*, DType>> Products() const {
+    std::vector<std::pair<LinearKernel*, DType>> products;
+    for (LinearKernel* product : {k().linear, k().gemm}) {
+      for (DType dtype : kDTypes) products.emplace_back(product, dtype);
+    }
+    return products;
+  }
   std::mt19937 rng_{20240229};
 };
 
@@ -168,14 +176,14 @@ struct Shape {
 constexpr Shape kShapes[] = {{1, 1}, {3, 7}, {5, 31}, {5, 64}, {7, 127}, {9, 128}, {13, 129}, {11, 200}, {17, 257}, {140, 96}, {6, 1000}, {4, 7300}};
 
 TEST_P(KernelsTest, LinearAgreesWithTheF64Sum) {
-  for (DType dtype : kDTypes) {
+  for (const auto& [product, dtype] : Products()) {
     for (const auto& [rows, cols] : kShapes) {
       const MatrixCase w(rng_, dtype, rows, cols, cols + 3, 101);
       const int64_t m_count = 3;
       GuardedArray<bf16> x(m_count * cols);
       FillGaussian(rng_, {x.data(), static_cast<size_t>(x.size())});
       GuardedArray<float> y(m_count * rows, kNan);
-      k().linear(w.view(), x.data(), cols, m_count, y.data(), rows, 0, rows);
+      product(w.view(), x.data(), cols, m_count, y.data(), rows, 0, rows);
       for (int64_t m = 0; m < m_count; ++m) {
         for (int64_t r = 0; r < rows; ++r) {
           double sum = 0;
@@ -197,14 +205,14 @@ TEST_P(KernelsTest, LinearAgreesWithTheF64Sum) {
 // written.
 TEST_P(KernelsTest, LinearBitsDependOnRowAndTokenAlone) {
   constexpr int64_t kTokensMax = 40;
-  for (DType dtype : kDTypes) {
+  for (const auto& [product, dtype] : Products()) {
     for (const auto& [rows, cols] : kShapes) {
       const MatrixCase w(rng_, dtype, rows, cols, cols + (rows % 2), 77);
       std::vector<bf16> x(static_cast<size_t>(kTokensMax * cols));
       FillGaussian(rng_, x);
       std::vector<float> want(static_cast<size_t>(kTokensMax * rows));
       for (int64_t m = 0; m < kTokensMax; ++m) {
-        k().linear(w.view(), &x[static_cast<size_t>(m * cols)], cols, 1, &want[static_cast<size_t>(m * rows)], rows, 0, rows);
+        product(w.view(), &x[static_cast<size_t>(m * cols)], cols, 1, &want[static_cast<size_t>(m * rows)], rows, 0, rows);
       }
       for (int64_t m_count : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 19, 40}) {
         for (int tries = 0; tries < 3; ++tries) {
@@ -215,7 +223,7 @@ TEST_P(KernelsTest, LinearBitsDependOnRowAndTokenAlone) {
           GuardedArray<bf16> xs(m_count * ldx);
           for (int64_t m = 0; m < m_count; ++m) std::copy_n(&x[static_cast<size_t>(m * cols)], cols, xs.data() + m * ldx);
           GuardedArray<float> y(m_count * ldy, 12345.0f);
-          k().linear(w.view(), xs.data(), ldx, m_count, y.data(), ldy, begin, end);
+          product(w.view(), xs.data(), ldx, m_count, y.data(), ldy, begin, end);
           for (int64_t m = 0; m < m_count; ++m) {
             for (int64_t r = 0; r < ldy; ++r) {
               const bool inside = r >= begin && r < end;
@@ -234,16 +242,16 @@ TEST_P(KernelsTest, LinearBitsDependOnRowAndTokenAlone) {
 TEST_P(KernelsTest, LinearOfAViewOfRows) {
   const int64_t rows = 300;
   const int64_t cols = 260;
-  for (DType dtype : kDTypes) {
+  for (const auto& [product, dtype] : Products()) {
     const MatrixCase w(rng_, dtype, rows, cols, cols, 60);
     std::vector<bf16> x(static_cast<size_t>(cols));
     FillGaussian(rng_, x);
     std::vector<float> whole(static_cast<size_t>(rows));
-    k().linear(w.view(), x.data(), cols, 1, whole.data(), rows, 0, rows);
+    product(w.view(), x.data(), cols, 1, whole.data(), rows, 0, rows);
     for (int64_t begin : {0, 1, 67, 68, 69, 131, 299}) {
       const int64_t count = std::min<int64_t>(150, rows - begin);
       std::vector<float> part(static_cast<size_t>(count));
-      k().linear(w.view().Rows(begin, count), x.data(), cols, 1, part.data(), count, 0, count);
+      product(w.view().Rows(begin, count), x.data(), cols, 1, part.data(), count, 0, count);
       for (int64_t r = 0; r < count; ++r) {
         ASSERT_EQ(Bits(part[static_cast<size_t>(r)]), Bits(whole[static_cast<size_t>(begin + r)])) << DTypeName(dtype) << begin;
       }
@@ -253,7 +261,7 @@ TEST_P(KernelsTest, LinearOfAViewOfRows) {
 
 // Checkpoints promise no alignment, not even the element's own.
 TEST_P(KernelsTest, WeightsAtAnyAddress) {
-  for (DType dtype : kDTypes) {
+  for (const auto& [product, dtype] : Products()) {
     const int64_t rows = 9;
     const int64_t cols = 301;
     const MatrixCase w(rng_, dtype, rows, cols, cols, 0);
@@ -261,7 +269,7 @@ TEST_P(KernelsTest, WeightsAtAnyAddress) {
     std::vector<bf16> x(static_cast<size_t>(cols));
     FillGaussian(rng_, x);
     std::vector<float> want(static_cast<size_t>(rows)), want_transposed(static_cast<size_t>(cols));
-    k().linear(w.view(), x.data(), cols, 1, want.data(), rows, 0, rows);
+    product(w.view(), x.data(), cols, 1, want.data(), rows, 0, rows);
     k().linear_transposed(w.view(), x.data(), want_transposed.data(), 0, cols);
     for (size_t offset : {1u, 2u, 3u, 31u, 63u}) {
       std::vector<uint8_t> data(bytes + offset);
@@ -269,7 +277,7 @@ TEST_P(KernelsTest, WeightsAtAnyAddress) {
       WeightView moved = w.view();
       moved.data = data.data() + offset;
       std::vector<float> y(static_cast<size_t>(rows)), y_transposed(static_cast<size_t>(cols));
-      k().linear(moved, x.data(), cols, 1, y.data(), rows, 0, rows);
+      product(moved, x.data(), cols, 1, y.data(), rows, 0, rows);
       k().linear_transposed(moved, x.data(), y_transposed.data(), 0, cols);
       ASSERT_EQ(y, want) << DTypeName(dtype) << " offset " << offset;
       ASSERT_EQ(y_transposed, want_transposed) << DTypeName(dtype) << " offset " << offset;
@@ -306,11 +314,13 @@ TEST_P(KernelsTest, F8IsConvertedExactly) {
       std::vector<bf16> x(static_cast<size_t>(cols));
       x[static_cast<size_t>(c)] = ToBf16(value);
       std::vector<float> y(static_cast<size_t>(rows));
-      k().linear(w, x.data(), cols, 1, y.data(), rows, 0, rows);
-      for (int64_t r = 0; r < rows; ++r) {
-        const float scale = scales[static_cast<size_t>((50 + r) / 128 * 2 + c / 128)];
-        const float want = flushed ? 0.0f : F8E4M3ToFloat(code_at(r, c)) * value * scale;
-        ASSERT_EQ(y[static_cast<size_t>(r)], want) << "code " << int{code_at(r, c)} << " x " << value << " column " << c;
+      for (LinearKernel* product : {k().linear, k().gemm}) {
+        product(w, x.data(), cols, 1, y.data(), rows, 0, rows);
+        for (int64_t r = 0; r < rows; ++r) {
+          const float scale = scales[static_cast<size_t>((50 + r) / 128 * 2 + c / 128)];
+          const float want = flushed ? 0.0f : F8E4M3ToFloat(code_at(r, c)) * value * scale;
+          ASSERT_EQ(y[static_cast<size_t>(r)], want) << "code " << int{code_at(r, c)} << " x " << value << " column " << c;
+        }
       }
     }
   }

@@ -184,6 +184,7 @@ constinit const KernelTable kScalarTable = {
     .to_bf16 = ScalarToBf16,
     .rms_norm = RmsNorm,
     .linear = Linear,
+    .gemm = Linear,
     .linear_transposed = LinearTransposed,
     .silu_mul = SiluMul,
     .axpy = Axpy,

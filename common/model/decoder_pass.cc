@@ -179,7 +179,9 @@ void DecoderPass::Norm(const float* x, const VectorF32& weight, int64_t m, int64
 }
 
 void DecoderPass::Linear(const WeightView& w, const Buffer& x, int64_t m, Buffer& y) {
-  c_.ops.Linear(c_.stream, {.w = w, .terms = c_.workspace.terms, .x = x.as<bf16>(), .ldx = w.cols, .m = m, .y = y.as<float>(), .ldy = w.rows});
+  c_.ops.Linear(
+      c_.stream,
+      {.form = c_.batch.form, .w = w, .terms = c_.workspace.terms, .x = x.as<bf16>(), .ldx = w.cols, .m = m, .y = y.as<float>(), .ldy = w.rows});
 }
 
 void DecoderPass::AddTo(Buffer& y, const Buffer& x) {

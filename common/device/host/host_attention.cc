@@ -128,7 +128,7 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
     for (int64_t page_begin = 0; page_begin < end_position; page_begin += kPageTokens) {
       const int64_t filled = std::min(kPageTokens, end_position - page_begin);
       const bf16* cached = a.kv->rows(sequence.pages[page_begin / kPageTokens], a.layer);
-      LinearTerms(kernels_, kv_b, cached, term_elements, filled, a.terms, expanded, kv_dim, 0, kv_dim, products);
+      LinearTerms(kernels_.gemm, kv_b, cached, term_elements, filled, a.terms, expanded, kv_dim, 0, kv_dim, products);
       for (int64_t j = 0; j < filled; ++j) {
         WriteKeyValue(kernels_, expanded + j * kv_dim, cached + j * row_elements + a.rank, a, keys_values + j * (key_dim + value_dim));
       }
@@ -238,7 +238,7 @@ void HostOps::AttendAbsorbed(const MlaAttentionArgs& a) {
       }
       Normalise(states[h], sum, a.rank);
       SplitTerms(kernels_, sum, a.rank, a.terms, latent);
-      LinearTerms(kernels_, a.kv_b.Rows((first_head + h) * kv_dim + a.nope, a.v_dim), latent, a.rank, 1, a.terms, value, a.v_dim, 0, a.v_dim,
+      LinearTerms(kernels_.linear, a.kv_b.Rows((first_head + h) * kv_dim + a.nope, a.v_dim), latent, a.rank, 1, a.terms, value, a.v_dim, 0, a.v_dim,
                   products);
       StoreResult(a, value, row.row, first_head + h);
     }

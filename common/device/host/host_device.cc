@@ -151,8 +151,11 @@ class HostDeviceImpl : public HostDevice {
 
 }  // namespace
 
+// Rises when the order of a sum changes: KV pages of an older order, found in memory after an upgrade, are not shared.
+constexpr int kSumOrders = 2;
+
 std::string HostNumerics(Isa isa, int activation_terms) {
-  return absl::StrCat("host/", Sv(IsaName(isa)), activation_terms > 1 ? "/exact2" : "/exact");
+  return absl::StrCat("host/", Sv(IsaName(isa)), activation_terms > 1 ? "/exact2" : "/exact", "/", kSumOrders);
 }
 
 absl::StatusOr<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& options) {

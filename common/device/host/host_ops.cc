@@ -86,7 +86,8 @@ void HostOps::Linear(Stream& stream, const LinearArgs& a) {
 
 void HostOps::Product(const LinearArgs& a) {
   const int64_t rows = a.w.rows;
-  const int64_t token_blocks = CeilDiv(a.m, kTokenBlock);
+  const int64_t at_once = TokensAtOnce(a.form, a.m, a.terms);
+  const int64_t token_blocks = CeilDiv(a.m, at_once);
   if (rows == 0 || token_blocks == 0) return;
   const bool parallel = Parallel(a.m * rows * a.w.cols) && pool_.num_threads() > 1;
   // Several tasks a thread, so that one late to wake costs little.
@@ -95,13 +96,13 @@ void HostOps::Product(const LinearArgs& a) {
   // Tokens innermost: a block of weight rows is read once and met by all tokens while it is in cache.
   pool_.ParallelFor(parallel, CeilDiv(rows, step) * token_blocks, [&](int64_t task, int worker) {
     const int64_t row = task / token_blocks * step;
-    const int64_t token = task % token_blocks * kTokenBlock;
-    const int64_t tokens = std::min(kTokenBlock, a.m - token);
+    const int64_t token = task % token_blocks * at_once;
+    const int64_t tokens = std::min(at_once, a.m - token);
     const int64_t scratch_floats = LinearTermsScratch(tokens, step, a.terms);
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
     scratch.Reserve(Scratch::Bytes<float>(scratch_floats));
-    LinearTerms(kernels_, a.w, a.x + token * a.terms * a.ldx, a.ldx, tokens, a.terms, a.y + token * a.ldy, a.ldy, row, std::min(row + step, rows),
-                scratch.Take<float>(scratch_floats));
+    LinearTerms(ProductOf(kernels_, a.form), a.w, a.x + token * a.terms * a.ldx, a.ldx, tokens, a.terms, a.y + token * a.ldy, a.ldy, row,
+                std::min(row + step, rows), scratch.Take<float>(scratch_floats));
   });
 }
 

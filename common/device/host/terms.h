@@ -22,8 +22,8 @@ void SiluMulTerms(const KernelTable& kernels, const float* gate, const float* up
 
 // Scratch that LinearTerms takes for so many tokens and rows, in floats.
 inline int64_t LinearTermsScratch(int64_t tokens, int64_t rows, int terms) { return terms == 1 ? 0 : tokens * terms * rows; }
-// y[m, r] = sum over terms of x[m, term] . w[r], for r in [row_begin, row_end).   x [tokens, terms, cols], `ldx` between terms; y as kernels.linear has it
-void LinearTerms(const KernelTable& kernels, const WeightView& w, const bf16* x, int64_t ldx, int64_t tokens, int terms, float* y, int64_t ldy,
+// y[m, r] = sum over terms of x[m, term] . w[r], for r in [row_begin, row_end).   x [tokens, terms, cols], `ldx` between terms; y as `product` has it
+void LinearTerms(LinearKernel* product, const WeightView& w, const bf16* x, int64_t ldx, int64_t tokens, int terms, float* y, int64_t ldy,
                  int64_t row_begin, int64_t row_end, float* scratch);
 
 }  // namespace hearth

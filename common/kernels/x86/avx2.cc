@@ -14,6 +14,8 @@ struct Avx2Path {
   using Bf16 = Bf16InF32<V>;
   using F16 = F16InF32<V>;
   using F32 = F32InF32<V>;
+  template <class Path>
+  static constexpr LinearKernel* kGemm = Linear<Path>;
   static constexpr int kRowsOne = 4;
   static constexpr int kRows = 4;
   static constexpr int kTokens = 2;

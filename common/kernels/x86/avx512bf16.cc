@@ -3,6 +3,7 @@
 // folder.
 #include "common/kernels/x86/bf16_dots.h"
 #include "common/kernels/x86/f32_dots.h"
+#include "common/kernels/x86/gemm_bf16.h"
 #include "common/kernels/x86/make_table.h"
 #include "common/kernels/x86/vec512.h"
 
@@ -16,6 +17,8 @@ struct Avx512Bf16Path {
   using Bf16 = Bf16InBf16;
   using F16 = F16InF32<V>;
   using F32 = F32InF32<V>;
+  template <class Path>
+  static constexpr LinearKernel* kGemm = Gemm<Path>;
   static constexpr int kRowsOne = 8;
   static constexpr int kRows = 4;
   static constexpr int kTokens = 4;

@@ -21,6 +21,7 @@ struct TableOf {
       .to_bf16 = VectorToBf16<V>,
       .rms_norm = RmsNorm<V>,
       .linear = Linear<Path>,
+      .gemm = Path::template kGemm<Path>,
       .linear_transposed = LinearTransposed<Path>,
       .silu_mul = SiluMul<V>,
       .axpy = Axpy<V>,
