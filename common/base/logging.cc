@@ -49,4 +49,6 @@ std::optional<LogPermit> LogAllowed(std::string_view key, int per_minute) {
   return LogPermit{std::exchange(w.suppressed, 0)};
 }
 
+std::string LogPermit::Note(std::string_view what) const { return suppressed == 0 ? "" : fmt::format(" ({} {} not shown)", suppressed, what); }
+
 }  // namespace hearth

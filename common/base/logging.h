@@ -1,4 +1,4 @@
-// Logging: spdlog to standard error, one line an event, with a storm limit (TROUBLES 97: repeats are counted, not printed).
+// Logging: spdlog to standard error, one line an event, with a storm limit (repeats are counted, not printed).
 // Room: common/base. Levels: info for what an operator wants to see once, warn for what he should look at, debug for the rest.
 #pragma once
 
@@ -17,9 +17,10 @@ namespace hearth {
 absl::Status InitLogging(std::string_view process_name, std::string_view level);
 
 // True at most `per_minute` times a minute for one `key`; what it held back is reported with the next line that passes.
-// Use: if (auto n = LogAllowed("store-away", 10)) spdlog::warn("store away ({} equal lines not shown)", n->suppressed);
+// Use: if (const auto permit = LogAllowed("store-away", 10)) spdlog::warn("store away{}", permit->Note());
 struct LogPermit {
   int suppressed;
+  std::string Note(std::string_view what = "equal lines") const;  // " (3 equal lines not shown)", or nothing
 };
 std::optional<LogPermit> LogAllowed(std::string_view key, int per_minute);
 

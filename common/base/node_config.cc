@@ -8,6 +8,7 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <utility>
 #include <variant>
 
 #include "absl/strings/str_format.h"
@@ -115,11 +116,16 @@ absl::Status Validate(NodeConfig& c) {
   static const std::set<std::string> kLevels = {"trace", "debug", "info", "warn", "error", "off"};
   if (!kLevels.count(c.log_level)) return bad("node.log_level '" + c.log_level + "' is unknown: use trace, debug, info, warn, error or off");
   if (c.http_listen.empty() && c.grpc_listen.empty()) return bad("router.http_listen and router.grpc_listen are both empty: no client could come in");
+  std::set<std::pair<std::string, uint16_t>> listens;
   for (const auto* list : {&c.http_listen, &c.grpc_listen}) {
     const bool http = list == &c.http_listen;
     for (const std::string& text : *list) {
+      const std::string key = http ? "router.http_listen" : "router.grpc_listen";
       const auto host = ParseListen(text, http ? kHttpPort : kGrpcPort);
-      if (!host.ok()) return bad(absl::StrCat(http ? "router.http_listen: " : "router.grpc_listen: ", host.status().message()));
+      if (!host.ok()) return bad(absl::StrCat(key, ": ", host.status().message()));
+      if (host->port != 0 && !listens.insert({host->host, host->port}).second) {
+        return bad(absl::StrCat(key, ": '", text, "' is listened on already, by HTTP or gRPC"));
+      }
     }
   }
   if (c.model_name_is_default) c.model_name = DefaultModelName(c.model_path);

@@ -16,8 +16,9 @@ std::string FormatProgress(uint64_t done_bytes, uint64_t total_bytes, double byt
     const int filled = static_cast<int>(fraction * kBarWidth);
     bar = absl::StrCat("[", std::string(static_cast<size_t>(filled), '#'), std::string(static_cast<size_t>(kBarWidth - filled), '.'), "] ");
   }
-  return absl::StrFormat("%s%3.0f %%  %s of %s, %.2f GB/s%s", bar, fraction * 100, HumanBytes(static_cast<double>(done_bytes)),
-                         HumanBytes(static_cast<double>(total_bytes)), bytes_per_second * 1e-9,
+  return absl::StrFormat("%s%3.0f %%  %s of %s%s%s", bar, fraction * 100, HumanBytes(static_cast<double>(done_bytes)),
+                         HumanBytes(static_cast<double>(total_bytes)),
+                         bytes_per_second > 0 ? absl::StrFormat(", %.2f GB/s", bytes_per_second * 1e-9) : "",
                          eta_seconds > 0 ? absl::StrCat(", ", HumanDuration(eta_seconds), " left") : "");
 }
 

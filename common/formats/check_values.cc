@@ -2,7 +2,9 @@
 // the compiler vectorises (a branch an element would cost ten times the memory's time); only a chunk that holds
 // something bad is searched.
 #include <algorithm>
+#include <bit>
 #include <cstring>
+#include <limits>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
@@ -38,14 +40,15 @@ struct F32Weight {
   using Bits = uint32_t;
   static bool IsBad(Bits b) { return (b & 0x7f800000u) == 0x7f800000u; }
 };
-// Positive and finite means: from the smallest denormal's bits to the largest finite number's.
+// A scale is positive, and its largest weight (448 in E4M3) finite: from the smallest denormal's bits to those of the largest float / 448.
+constexpr uint32_t kScaleBitsMax = std::bit_cast<uint32_t>(std::numeric_limits<float>::max() / 448.0f);
 struct F32Scale {
   using Bits = uint32_t;
-  static bool IsBad(Bits b) { return b - 1u >= 0x7f7fffffu; }
+  static bool IsBad(Bits b) { return b - 1u >= kScaleBitsMax; }
 };
 struct Bf16Scale {
   using Bits = uint16_t;
-  static bool IsBad(Bits b) { return static_cast<uint16_t>(b - 1u) >= 0x7f7fu; }
+  static bool IsBad(Bits b) { return static_cast<uint16_t>(b - 1u) >= kScaleBitsMax >> 16; }
 };
 
 // The first bad index, or `count`.
@@ -70,7 +73,7 @@ absl::Status Check(const std::string& name, DType dtype, const void* data, uint6
   const uint64_t bad = FindBad<Kind>(bytes, count);
   if (bad == count) return absl::OkStatus();
   return absl::DataLossError(absl::StrFormat("tensor %s: element %d of %d is %s (%s bits 0x%0*x): damaged file?", Quoted(name), bad, count,
-                                             is_scale ? "not a positive finite scale" : "NaN or infinite", std::string(DTypeName(dtype)),
+                                             is_scale ? "not a positive scale of finite weights" : "NaN or infinite", std::string(DTypeName(dtype)),
                                              static_cast<int>(2 * sizeof(typename Kind::Bits)),
                                              static_cast<uint64_t>(Load<typename Kind::Bits>(bytes, bad))));
 }

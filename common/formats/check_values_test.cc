@@ -1,4 +1,4 @@
-// Values that would poison an answer are found wherever they hide: TROUBLES 59.
+// Values that would poison an answer are found wherever they hide.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 

@@ -71,7 +71,7 @@ struct ModelConfig {
 
   int64_t num_nextn_predict_layers = 0;  // MTP modules; loaded later, ignored where not used
 
-  std::vector<int32_t> eos_token_ids;  // union of config.json, generation_config.json (TROUBLES 63)
+  std::vector<int32_t> eos_token_ids;  // union of config.json, generation_config.json
   std::optional<int32_t> bos_token_id;
 
   bool fp8_blocks = false;  // quantization_config: fp8, e4m3, 128x128 blocks

@@ -1,4 +1,4 @@
-// config.json in all its dialects, and everything that must be refused by key: TROUBLES 56, 60, 63, 65.
+// config.json in all its dialects, and everything that must be refused by key.
 #include "common/formats/model_config.h"
 
 #include <gmock/gmock.h>

@@ -1,4 +1,4 @@
-// One file's header and whole directories, good and damaged: TROUBLES 52 and 55.
+// One file's header and whole directories, good and damaged.
 #include "common/formats/safetensors.h"
 
 #include <gmock/gmock.h>

@@ -44,7 +44,7 @@ std::vector<PlannedTensor> PlanTensors(const ModelConfig& config);
 // ("3 of 512 tensors missing: a, b, c: incomplete download?") or give both shapes.
 absl::Status CheckPlan(const ModelConfig& config, const std::vector<PlannedTensor>& plan, const Checkpoint& checkpoint);
 
-// Refuses values that can't be right (DESIGN section 7, TROUBLES 59): NaN codes in FP8, NaN or infinity in
+// Refuses values that can't be right (DESIGN section 7): NaN codes in FP8, NaN or infinity in
 // BF16/F16/F32, scales that are not positive finite numbers. `name` and the first bad index go into the DataLoss error.
 // Fast enough for every byte at load.
 absl::Status CheckValues(const std::string& name, DType dtype, const void* data, uint64_t count, bool is_scale);

@@ -1,4 +1,4 @@
-// The plan against checkpoints that fit and that don't: TROUBLES 52, 56, 65; and against the outside reference models.
+// The plan against checkpoints that fit and that don't, and against the outside reference models.
 #include "common/formats/tensor_plan.h"
 
 #include <gmock/gmock.h>

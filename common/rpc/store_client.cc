@@ -227,7 +227,7 @@ class StoreClientImpl final : public StoreClient {
         return;
       }
       if (auto permit = LogAllowed("store-away", 6)) {
-        spdlog::warn("weight store away: {} ({} equal lines not shown)", std::string(why.message()), permit->suppressed);
+        spdlog::warn("weight store away: {}{}", std::string(why.message()), permit->Note());
       }
       back_off = was_attached ? kBackOffMin : std::min(back_off * 2, kBackOffMax);
       changed_.wait_for(lock, back_off, [this] { return stopping_; });

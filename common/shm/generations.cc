@@ -7,8 +7,10 @@
 #include <unistd.h>
 
 #include <map>
+#include <set>
 
 #include "common/shm/kv_pool.h"
+#include "common/shm/store_table.h"
 #include "common/shm/weight_image.h"
 
 namespace hearth {
@@ -34,10 +36,33 @@ std::vector<GenerationInfo> ListGenerations(const RegionPlace& place) {
     }
     const absl::Status attached = WeightImage::Attach(place, info.generation).status();
     info.complete = attached.ok();
-    if (!attached.ok()) info.problem = std::string(attached.message());
+    info.problem = attached;
     list.push_back(std::move(info));
   }
   return list;
+}
+
+absl::StatusOr<std::vector<std::string>> UsersOfRegions(const RegionPlace& place) {
+  std::set<std::string> users;
+  for (const RegionFile& file : ListRegionFiles(place)) {
+    const ProcessId owner = OwnerOfRegionFile(file.path);
+    if (owner.pid != 0 && owner != SelfProcess() && IsAlive(owner)) users.insert(absl::StrCat("weightstore (pid ", owner.pid, ")"));
+    if (!file.generation) continue;
+    if (file.what == kManifestWhat) {
+      const absl::Status locked = RegionLock::Acquire(file.path).status();
+      if (absl::IsUnavailable(locked) && users.empty()) users.insert(std::string(locked.message()));
+    }
+    if (file.what != kStoreTableWhat) continue;
+    const absl::StatusOr<std::shared_ptr<StoreTable>> table = StoreTable::Open(place, *file.generation, MapMode::kReadOnly);
+    if (!table.ok()) {
+      if (!TellsOfTheFile(table.status())) return table.status();
+      continue;
+    }
+    for (const LeaseEntry* lease : LivingLeases(**table)) {
+      users.insert(absl::StrCat(std::string(lease->name, strnlen(lease->name, sizeof(lease->name))), " (pid ", lease->pid, ")"));
+    }
+  }
+  return std::vector<std::string>(users.begin(), users.end());
 }
 
 absl::Status RemoveGeneration(const RegionPlace& place, const Hash128& generation) {
@@ -47,9 +72,11 @@ absl::Status RemoveGeneration(const RegionPlace& place, const Hash128& generatio
     const std::string message = absl::StrCat("removing ", path, ": ", strerror(errno));
     status.Update(errno == EACCES || errno == EPERM ? absl::PermissionDeniedError(message) : absl::InternalError(message));
   };
-  remove(place.Path(kManifestWhat, generation));
-  for (const RegionFile& file : ListRegionFiles(place)) {
-    if (file.generation == generation) remove(file.path);
+  const std::vector<RegionFile> files = ListRegionFiles(place);
+  for (const bool manifest : {true, false}) {
+    for (const RegionFile& file : files) {
+      if (file.generation == generation && (file.what == kManifestWhat) == manifest) remove(file.path);
+    }
   }
   return status;
 }

@@ -23,11 +23,15 @@ struct GenerationInfo {
   bool has_kv_pool = false;
   // READY, and WeightImage::Attach takes it. False with READY: damaged, or of another version; `problem` says which.
   bool complete = false;
-  std::string problem;  // why it is not complete
+  absl::Status problem;  // why it is not complete; TellsOfTheFile (region.h) says whether the files are to blame
 };
 
 // Every generation of which at least one file is there, sorted by hex. Reads headers and manifests, no weight.
 std::vector<GenerationInfo> ListGenerations(const RegionPlace& place);
+
+// Living processes that own or use the node's regions, each as a few words; empty: nobody. Whoever removes must ask first.
+// Errors: what of the regions can't be looked at, for a reason that says nothing of them.
+absl::StatusOr<std::vector<std::string>> UsersOfRegions(const RegionPlace& place);
 
 // Unlinks all files of one generation; who still maps them keeps them. Files of other generations, nodes and programs
 // stay. OK also when there were none. Errors: PermissionDenied or Internal, after trying every file.

@@ -7,6 +7,7 @@
 #include <fcntl.h>
 #include <linux/magic.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/statfs.h>
@@ -74,6 +75,7 @@ absl::Status MapError(const std::string& path, const std::exception& e) {
   const auto* known = dynamic_cast<const bip::interprocess_exception*>(&e);
   const std::string message = absl::StrCat("mapping ", path, ": ", e.what());
   if (known != nullptr && known->get_error_code() == bip::out_of_space_error) return absl::ResourceExhaustedError(message);
+  if (known != nullptr && (known->get_native_error() == EMFILE || known->get_native_error() == ENFILE)) return absl::ResourceExhaustedError(message);
   if (known != nullptr && known->get_native_error() == ENOMEM) {
     return absl::ResourceExhaustedError(absl::StrCat(message, "; look at `ulimit -v` and vm.max_map_count"));
   }
@@ -128,6 +130,9 @@ absl::Status ValidateHeader(const RegionHeader& h, uint64_t file_bytes, const st
   return absl::OkStatus();
 }
 
+// /dev/shm is open to all users: what somebody else put there under our name is not ours.
+bool IsTrusted(const struct stat& st) { return st.st_uid == geteuid() || st.st_uid == 0 || geteuid() == 0; }
+
 // Closes on every way out.
 struct Fd {
   int fd = -1;
@@ -135,6 +140,21 @@ struct Fd {
     if (fd >= 0) close(fd);
   }
 };
+
+absl::Status OpenFile(const std::string& path, MapMode mode, Fd* file) {
+  // Not to wait for the other end of a pipe that somebody put there.
+  file->fd = open(path.c_str(), (mode == MapMode::kReadOnly ? O_RDONLY : O_RDWR) | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+  if (file->fd >= 0) return absl::OkStatus();
+  const int error = errno;
+  if (error == ENOENT) return absl::NotFoundError(absl::StrCat(path, " does not exist"));
+  const std::string message = absl::StrCat("opening ", path, ": ", Errno(error));
+  if (error == EACCES || error == EPERM || error == EROFS) {
+    return absl::PermissionDeniedError(absl::StrCat(message, "; store and workers must run as one user, this one is ", geteuid()));
+  }
+  if (error == ELOOP) return absl::PermissionDeniedError(absl::StrCat(path, " is a symbolic link: not followed"));
+  if (error == EMFILE || error == ENFILE || error == ENOMEM) return absl::ResourceExhaustedError(message);
+  return absl::InternalError(message);
+}
 
 // Boost opens by name; this name is the file already checked, whatever has happened to the directory since.
 std::string FdPath(int fd) { return absl::StrCat("/proc/self/fd/", fd); }
@@ -258,22 +278,11 @@ absl::StatusOr<ShmRegion> ShmRegion::Create(const std::string& path, RegionKind 
 
 absl::StatusOr<ShmRegion> ShmRegion::Open(const std::string& path, RegionKind kind, uint64_t kind_version, MapMode mode) {
   Fd file;
-  file.fd = open(path.c_str(), (mode == MapMode::kReadOnly ? O_RDONLY : O_RDWR) | O_NOFOLLOW | O_CLOEXEC);
-  if (file.fd < 0) {
-    const int error = errno;
-    if (error == ENOENT) return absl::NotFoundError(absl::StrCat(path, " does not exist"));
-    const std::string message = absl::StrCat("opening ", path, ": ", Errno(error));
-    if (error == EACCES || error == EPERM || error == EROFS) {
-      return absl::PermissionDeniedError(absl::StrCat(message, "; store and workers must run as one user, this one is ", geteuid()));
-    }
-    if (error == ELOOP) return absl::PermissionDeniedError(absl::StrCat(path, " is a symbolic link: not followed"));
-    return absl::InternalError(message);
-  }
+  RETURN_IF_ERROR(OpenFile(path, mode, &file));
   struct stat st;
   if (fstat(file.fd, &st) != 0) return absl::InternalError(absl::StrCat("stat ", path, ": ", Errno(errno)));
   if (!S_ISREG(st.st_mode)) return absl::FailedPreconditionError(absl::StrCat(path, " is not a plain file"));
-  // /dev/shm is open to all users: what somebody else put there under our name is not ours.
-  if (st.st_uid != geteuid() && st.st_uid != 0 && geteuid() != 0) {
+  if (!IsTrusted(st)) {
     return absl::PermissionDeniedError(absl::StrCat(path, " belongs to user ", st.st_uid, ", this process is user ", geteuid(), ": not trusted"));
   }
   const uint64_t file_bytes = static_cast<uint64_t>(st.st_size);
@@ -321,6 +330,18 @@ ProcessId ShmRegion::owner() const {
   return ProcessId{};
 }
 
+absl::StatusOr<RegionLock> RegionLock::Acquire(const std::string& path) {
+  Fd file;
+  RETURN_IF_ERROR(OpenFile(path, MapMode::kReadOnly, &file));
+  if (flock(file.fd, LOCK_EX | LOCK_NB) == 0) return RegionLock(std::exchange(file.fd, -1));
+  if (errno != EWOULDBLOCK) return absl::InternalError(absl::StrCat("locking ", path, ": ", Errno(errno)));
+  return absl::UnavailableError(absl::StrCat("another weight store, perhaps in another container, serves ", path));
+}
+
+RegionLock::~RegionLock() {
+  if (fd_ >= 0) close(fd_);
+}
+
 ProcessId OwnerOfRegionFile(const std::string& path) {
   const Fd file{open(path.c_str(), O_RDONLY | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC)};
   if (file.fd < 0) return {};
@@ -348,7 +369,9 @@ absl::StatusOr<uint64_t> ShmAvailableBytes(const std::string& dir) {
   return static_cast<uint64_t>(fs.f_bavail) * fs.f_frsize;
 }
 
-std::vector<RegionFile> ListRegionFiles(const RegionPlace& place) {
+bool TellsOfTheFile(const absl::Status& error) { return absl::IsFailedPrecondition(error) || absl::IsDataLoss(error) || absl::IsNotFound(error); }
+
+std::vector<RegionFile> ListRegionFiles(const RegionPlace& place, std::vector<std::string>* left_alone) {
   std::vector<RegionFile> files;
   DIR* dir = opendir(place.dir.c_str());
   if (dir == nullptr) return files;
@@ -366,6 +389,16 @@ std::vector<RegionFile> ListRegionFiles(const RegionPlace& place) {
     }
     const auto plain = [](char c) { return (c >= 'a' && c <= 'z') || (c >= 'A' && c <= 'Z') || (c >= '0' && c <= '9') || c == '-' || c == '_'; };
     if (file.what.empty() || !std::all_of(file.what.begin(), file.what.end(), plain)) continue;
+    struct stat st;
+    if (lstat(file.path.c_str(), &st) != 0) continue;  // gone meanwhile
+    if (!S_ISREG(st.st_mode) || !IsTrusted(st)) {
+      if (left_alone != nullptr) {
+        left_alone->push_back(S_ISREG(st.st_mode)
+                                  ? absl::StrCat(file.path, " belongs to user ", st.st_uid, ", this process is user ", geteuid(), ": left alone")
+                                  : absl::StrCat(file.path, " is not a plain file: left alone"));
+      }
+      continue;
+    }
     files.push_back(std::move(file));
   }
   closedir(dir);

@@ -11,6 +11,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "common/base/hash.h"
@@ -96,9 +97,31 @@ class ShmRegion {
   std::unique_ptr<Impl> impl_;
 };
 
+// Held by the store on the manifest of each generation that it serves, for as long as it lives. Owners in headers are pids, which say nothing between
+// PID namespaces (containers that share the directory); the kernel's lock does.
+class RegionLock {
+ public:
+  // Unavailable: another process holds it. Other errors as ShmRegion::Open.
+  static absl::StatusOr<RegionLock> Acquire(const std::string& path);
+  RegionLock(RegionLock&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  RegionLock& operator=(RegionLock&& other) noexcept {
+    std::swap(fd_, other.fd_);
+    return *this;
+  }
+  ~RegionLock();
+
+ private:
+  explicit RegionLock(int fd) : fd_(fd) {}
+  int fd_;
+};
+
 // Who made or adopted the region in this file, whatever its kind, version and state; nobody (pid 0) where no owner has
 // been written yet or the file is no region. Maps nothing, and believes nothing else of the header.
 ProcessId OwnerOfRegionFile(const std::string& path);
+
+// Whether an error of opening a region, or what is built of regions, says something of the file itself: cut short, damaged, another version or kind,
+// missing. Anything else (no memory, no file descriptor, no permission) is passing or somebody else's, and no reason to remove the file.
+bool TellsOfTheFile(const absl::Status& error);
 
 // Bytes that may still be allocated in the file system of `dir` (statvfs; MemAvailable for a tmpfs without limit), and
 // whether it is writable: checked before loading. PermissionDenied names the directory of the path that can't be
@@ -111,8 +134,9 @@ struct RegionFile {
   std::string what;
   std::optional<Hash128> generation;
 };
-// All of a node's regions, whatever their state, sorted by path; files of other nodes and programs are never returned.
-std::vector<RegionFile> ListRegionFiles(const RegionPlace& place);
+// All of a node's regions, whatever their state, sorted by path; files of other nodes and programs are never returned, nor what somebody else may have
+// put there under the node's name: other users' files (root's count as ours), and whatever is no plain file. `left_alone` is told of those, a line each.
+std::vector<RegionFile> ListRegionFiles(const RegionPlace& place, std::vector<std::string>* left_alone = nullptr);
 std::vector<std::string> ListRegions(const RegionPlace& place);
 
 }  // namespace hearth

@@ -76,4 +76,14 @@ absl::StatusOr<std::shared_ptr<StoreTable>> StoreTable::Open(const RegionPlace& 
   return std::make_shared<SharedStoreTable>(std::move(region), num_pages, num_rows);
 }
 
+std::vector<const LeaseEntry*> LivingLeases(StoreTable& table) {
+  std::vector<const LeaseEntry*> living;
+  for (int64_t i = 0; i < kLeasesMax; ++i) {
+    const LeaseEntry& lease = table.leases()[i];
+    const bool live = lease.state.load(std::memory_order_acquire) == static_cast<uint32_t>(LeaseState::kLive);
+    if (live && IsAlive({lease.pid, lease.start_ticks})) living.push_back(&lease);
+  }
+  return living;
+}
+
 }  // namespace hearth

@@ -7,6 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "common/base/hash.h"
 #include "common/base/process.h"
@@ -94,6 +95,10 @@ struct StoreTableSpec {
   uint64_t source_stamp = 0;
   uint64_t config_stamp = 0;
 };
+
+class StoreTable;
+// Leases of processes that live.
+std::vector<const LeaseEntry*> LivingLeases(StoreTable& table);
 
 // One table for each generation (it has its own KV pool): hearth.<node>.table.<generation>.
 class StoreTable {

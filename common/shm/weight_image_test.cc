@@ -282,7 +282,7 @@ TEST_F(WeightImageTest, GenerationsAreListedAndRemovedAlone) {
   ASSERT_EQ(list.size(), 4u);
   for (const GenerationInfo& info : list) {
     EXPECT_EQ(info.complete, info.generation == generation_);
-    EXPECT_EQ(info.problem.empty(), info.complete);
+    EXPECT_EQ(info.problem.ok(), info.complete);
     EXPECT_EQ(info.has_kv_pool, info.generation == alone || info.generation == generation_);
     EXPECT_EQ(info.state, info.generation == generation_ ? RegionState::kReady : RegionState::kLoading);
     EXPECT_EQ(info.owner, *ProcessOf(getpid()));

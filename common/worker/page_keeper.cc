@@ -142,7 +142,7 @@ void PageKeeper::Run() {
       if (task.kind == Task::Kind::kSeal || task.kind == Task::Kind::kFree) {
         // Nothing of the stream depends on it: the page stays unpublished, or its rows go with the lease.
         if (auto n = LogAllowed("page-keeper", 10)) {
-          spdlog::warn("store: {} ({} more like it not shown)", status.ToString(), n->suppressed);
+          spdlog::warn("store: {}{}", status.ToString(), n->Note());
         }
       } else if (task.stream != nullptr) {
         deliver_({.kind = KeeperEvent::Kind::kFailed, .serial = task.stream->serial, .status = status});

@@ -343,6 +343,8 @@ void StreamLoop::OfferAll() {
       Remove(stream, /*free_pages=*/false);
     }
   }
+  // Their Offer is on its way to the store; whether it arrives is not waited for.
+  for (const auto& stream : std::exchange(offered_, {})) stream->sink->OnFinished(FinishReason::kPreempted);
 }
 
 }  // namespace hearth

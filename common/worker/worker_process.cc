@@ -109,6 +109,12 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   };
   absl::StatusOr<NodeConfig> config = ReadNodeConfig(config_path);
   if (!config.ok()) return fail(config.status(), kExitConfig);
+  const int64_t instances = std::string_view(kind.kind) == "prefill" ? config->prefill_instances : config->decode_instances;
+  if (index < 0 || index >= instances) {
+    return fail(absl::InvalidArgumentError(absl::StrCat("--index ", index, ": the configuration has ", kind.kind, ".instances = ", instances,
+                                                        ", so the router would never ask this worker")),
+                kExitConfig);
+  }
   const absl::StatusOr<std::optional<Isa>> isa = ChosenIsa(isa_flag.empty() ? config->isa : isa_flag);
   if (!isa.ok()) return fail(isa.status(), kExitConfig);
   if (absl::Status s = InitLogging(name, level_flag.empty() ? config->log_level : level_flag); !s.ok()) return fail(s, kExitConfig);

@@ -19,6 +19,14 @@ void AddConfig(CLI::App& app, int& exit_code) {
       exit_code = Fail("config", absl::InvalidArgumentError(config.status().message()));
       return;
     }
+    if (const std::string model = config->model_path + "/config.json"; access(model.c_str(), R_OK) != 0) {
+      exit_code = Fail("config", absl::InvalidArgumentError(absl::StrCat("model.path: ", model, ": ", strerror(errno))));
+      return;
+    }
+    if (access(config->shm_dir.c_str(), X_OK) != 0) {
+      exit_code = Fail("config", absl::InvalidArgumentError(absl::StrCat("node.shm_dir ", config->shm_dir, ": ", strerror(errno))));
+      return;
+    }
     if (!config->api_key_file.empty() && access(config->api_key_file.c_str(), R_OK) != 0) {
       exit_code = Fail("config", absl::InvalidArgumentError(absl::StrCat("router.api_key_file ", config->api_key_file, ": ", strerror(errno))));
       return;

@@ -38,7 +38,11 @@ int Load(const std::string& config_path, const std::string& model_dir, bool repl
       if (event.phase() == "ready") generation = event.generation();
     }
   }
-  if (const grpc::Status status = reader->Finish(); !status.ok()) return Fail("load", FromGrpc(status));
+  if (const grpc::Status status = reader->Finish(); !status.ok()) {
+    const absl::Status why = FromGrpc(status);
+    return Fail("load",
+                absl::IsUnavailable(why) ? Annotate(why, "the weight store went away; `hearth status` shows what it serves when it is back") : why);
+  }
   if (const absl::StatusOr<Hash128> id = HashFromBytes(generation); id.ok()) {
     std::cout << "generation " << id->ToHex().substr(0, 8) << " is ready; workers move to it as their streams end (`hearth status`)\n";
   }
@@ -88,15 +92,27 @@ int Drop(const std::string& config_path) {
     return Fail("drop",
                 absl::FailedPreconditionError(absl::StrCat("processes of the node are running: ", absl::StrJoin(living, ", "), ": stop them first")));
   }
+  const RegionPlace place = PlaceOf(*config);
+  // They may have been started with another configuration, or be stopped and answer nobody.
+  const absl::StatusOr<std::vector<std::string>> users = UsersOfRegions(place);
+  if (!users.ok()) return Fail("drop", Annotate(users.status(), "whether somebody uses the memory can't be seen"));
+  if (!users->empty()) {
+    return Fail("drop", absl::FailedPreconditionError(absl::StrCat("the memory is in use: ", absl::StrJoin(*users, ", "), ": stop them first")));
+  }
   uint64_t bytes = 0;
   int files = 0;
-  for (const std::string& path : ListRegions(PlaceOf(*config))) {
-    const uint64_t size = std::filesystem::file_size(path);
+  std::vector<std::string> left_alone;
+  for (const RegionFile& file : ListRegionFiles(place, &left_alone)) {
     std::error_code error;
-    if (!std::filesystem::remove(path, error)) return Fail("drop", absl::PermissionDeniedError(absl::StrCat(path, ": ", error.message())));
+    const uint64_t size = std::filesystem::file_size(file.path, error);
+    if (!std::filesystem::remove(file.path, error)) {
+      if (!error) continue;  // somebody else was quicker
+      return Fail("drop", absl::PermissionDeniedError(absl::StrCat(file.path, ": ", error.message())));
+    }
     bytes += size;
     ++files;
   }
+  for (const std::string& note : left_alone) std::cerr << "hearth drop: " << note << "\n";
   std::cout << "removed " << files << " regions, " << HumanBytes(static_cast<double>(bytes)) << "\n";
   return kExitOk;
 }
@@ -106,7 +122,8 @@ int Drop(const std::string& config_path) {
 void AddLoad(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("load", "load another model beside the present one and switch to it");
   command->footer(
-      "The new weights become a second generation; when it is ready, workers finish their streams and restart onto it, the router queues what is\n"
+      "The new weights become a second generation (Ctrl-C before that gives the load up); when it is ready, workers finish their streams and restart "
+      "onto it, the router queues what is\n"
       "new meanwhile. Where both don't fit the load is refused with both numbers; --replace drains and drops the old one first.\n\n"
       "  hearth load /models/DeepSeek-R1");
   auto config = AddConfigOption(*command);

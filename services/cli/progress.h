@@ -4,6 +4,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <iostream>
 #include <string>
@@ -27,8 +28,14 @@ class ProgressBar {
     complete_ = done >= total;
     last_ns_ = now;
     drawn_ = true;
+    // What was done before the bar came (another process may have begun it) has no rate.
+    if (!begun_) {
+      begun_ = true;
+      done_before_ = done;
+      start_ns_ = now;
+    }
     const double seconds = static_cast<double>(now - start_ns_) / 1e9;
-    const double rate = seconds > 0 ? static_cast<double>(done) / seconds : 0;
+    const double rate = seconds > 0 ? static_cast<double>(done - std::min(done, done_before_)) / seconds : 0;
     const double left = rate > 0 && seconds > kRateSeconds ? static_cast<double>(total - done) / rate : 0;
     std::cerr << (terminal_ ? "\r\033[K" : "") << what_ << " " << FormatProgress(done, total, rate, left, /*with_bar=*/true)
               << (terminal_ ? "" : "\n") << std::flush;
@@ -39,7 +46,9 @@ class ProgressBar {
 
   const std::string what_;
   const bool terminal_;
-  const int64_t start_ns_;
+  int64_t start_ns_;
+  uint64_t done_before_ = 0;
+  bool begun_ = false;
   int64_t last_ns_ = 0;
   bool drawn_ = false;
   bool complete_ = false;

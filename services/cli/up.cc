@@ -97,15 +97,19 @@ void WarnOfRemoveIpc(const NodeConfig& config) {
                "/etc/systemd/logind.conf, `loginctl enable-linger`, or the systemd services.\n";
 }
 
+sigset_t SupervisorSignals() {
+  sigset_t set;
+  sigemptyset(&set);
+  for (int sig : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, sig);
+  return set;
+}
+
 class Supervisor {
  public:
   Supervisor(NodeConfig config, bool quiet) : config_(std::move(config)), children_(Children(config_, quiet)) {}
 
   int Run() {
-    sigset_t set;
-    sigemptyset(&set);
-    for (int sig : {SIGINT, SIGTERM, SIGCHLD}) sigaddset(&set, sig);
-    sigprocmask(SIG_BLOCK, &set, nullptr);
+    const sigset_t set = SupervisorSignals();
     signal(SIGHUP, SIG_IGN);
     const int signals = signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     for (Child& child : children_) {
@@ -202,6 +206,9 @@ class Supervisor {
 };
 
 int Up(const std::string& config_path, bool quiet) {
+  // Before gRPC makes its threads: a signal that one of them takes would end the supervisor and leave the others behind.
+  sigset_t set = SupervisorSignals();
+  sigprocmask(SIG_BLOCK, &set, nullptr);
   absl::StatusOr<NodeConfig> config = ReadNodeConfig(config_path);
   if (!config.ok()) return Fail("up", absl::InvalidArgumentError(config.status().message()));
   std::error_code error;

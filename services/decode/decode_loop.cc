@@ -115,7 +115,13 @@ bool DecodeLoop::DecodeStep() {
 void DecodeLoop::SampleAndSend(const Share& share, const float* logits) {
   const std::shared_ptr<LiveStream>& stream = share.stream;
   StreamRequest& request = stream->request;
-  TokenEvent token = sampler_.Draw(request, logits, model_.config().vocab_size);
+  absl::StatusOr<TokenEvent> drawn = sampler_.Draw(request, logits, model_.config().vocab_size);
+  if (!drawn.ok()) {
+    stream->sink->OnError(drawn.status());
+    Remove(stream, /*free_pages=*/true);
+    return;
+  }
+  TokenEvent token = *std::move(drawn);
   token.index = request.output_size();
   request.tokens.push_back(token.id);
   const int64_t size = static_cast<int64_t>(request.tokens.size());

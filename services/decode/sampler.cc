@@ -3,27 +3,18 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 namespace hearth {
 namespace {
 
 bool HasPenalties(const SamplingParams& p) { return p.presence_penalty != 0.0f || p.frequency_penalty != 0.0f || p.repetition_penalty != 1.0f; }
 
-void ApplyPenalties(const StreamRequest& request, float* logits) {
-  const SamplingParams& p = request.sampling;
-  struct Seen {
-    int in_output = 0;
-  };
-  std::unordered_map<int32_t, Seen> seen;
-  for (size_t i = 0; i < request.tokens.size(); ++i) {
-    Seen& s = seen[request.tokens[i]];
-    if (static_cast<int64_t>(i) >= request.prompt_size) ++s.in_output;
-  }
-  for (const auto& [id, s] : seen) {
-    float& x = logits[id];
-    if (p.repetition_penalty != 1.0f) x = x < 0 ? x * p.repetition_penalty : x / p.repetition_penalty;
-    if (s.in_output > 0) x -= p.presence_penalty + p.frequency_penalty * static_cast<float>(s.in_output);
-  }
+bool AllFinite(const float* x, int64_t n) {
+  // Any infinity or NaN makes the sum of x - x a NaN.
+  float zero = 0;
+  for (int64_t i = 0; i < n; ++i) zero += x[i] - x[i];
+  return zero == 0;
 }
 
 // Greater logit first; of equal ones the lower id.
@@ -43,6 +34,27 @@ double UniformAt(uint64_t seed, uint64_t position) {
     return z ^ (z >> 31);
   };
   return static_cast<double>(mix(mix(seed) ^ position) >> 11) * 0x1.0p-53;
+}
+
+void Sampler::ApplyPenalties(const StreamRequest& request, int64_t vocab) {
+  const SamplingParams& p = request.sampling;
+  in_output_.resize(static_cast<size_t>(vocab), kUnseen);
+  seen_.clear();
+  for (size_t i = 0; i < request.tokens.size(); ++i) {
+    const int32_t id = request.tokens[i];
+    int32_t& count = in_output_[static_cast<size_t>(id)];
+    if (count == kUnseen) {
+      seen_.push_back(id);
+      count = 0;
+    }
+    if (static_cast<int64_t>(i) >= request.prompt_size) ++count;
+  }
+  for (const int32_t id : seen_) {
+    float& x = adjusted_[static_cast<size_t>(id)];
+    const int32_t count = std::exchange(in_output_[static_cast<size_t>(id)], kUnseen);
+    if (p.repetition_penalty != 1.0f) x = x < 0 ? x * p.repetition_penalty : x / p.repetition_penalty;
+    if (count > 0) x -= p.presence_penalty + p.frequency_penalty * static_cast<float>(count);
+  }
 }
 
 int32_t Sampler::Choose(const StreamRequest& request, int64_t vocab) {
@@ -96,13 +108,17 @@ int32_t Sampler::Choose(const StreamRequest& request, int64_t vocab) {
   return best;  // rounding left a crumb behind the last one
 }
 
-TokenEvent Sampler::Draw(const StreamRequest& request, const float* logits, int64_t vocab) {
+absl::StatusOr<TokenEvent> Sampler::Draw(const StreamRequest& request, const float* logits, int64_t vocab) {
+  if (!AllFinite(logits, vocab)) {
+    return absl::DataLossError(absl::StrCat("the model's logits at position ", request.tokens.size(),
+                                            " are not finite: its weights, or what they make of this text, go beyond F32"));
+  }
   const SamplingParams& p = request.sampling;
   adjusted_.assign(logits, logits + vocab);
   for (const auto& [id, bias] : p.logit_bias) {
     if (id >= 0 && id < vocab) adjusted_[id] += bias;
   }
-  if (HasPenalties(p)) ApplyPenalties(request, adjusted_.data());
+  if (HasPenalties(p)) ApplyPenalties(request, vocab);
   if (request.output_size() < request.min_tokens) {
     for (int32_t id : request.eos_ids) {
       if (id >= 0 && id < vocab) adjusted_[id] = std::numeric_limits<float>::lowest();

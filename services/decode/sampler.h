@@ -7,9 +7,9 @@
 #pragma once
 
 #include <cstdint>
-#include <unordered_map>
 #include <vector>
 
+#include "common/base/status.h"
 #include "common/worker/stream.h"
 
 namespace hearth {
@@ -19,19 +19,23 @@ double UniformAt(uint64_t seed, uint64_t position);
 
 class Sampler {
  public:
-  // logits [vocab] f32, finite. `index` of the event is left to the caller.
-  TokenEvent Draw(const StreamRequest& request, const float* logits, int64_t vocab);
+  // logits [vocab] f32. `index` of the event is left to the caller. DataLoss where a logit is not finite: nothing can be drawn from that.
+  absl::StatusOr<TokenEvent> Draw(const StreamRequest& request, const float* logits, int64_t vocab);
 
  private:
   struct Candidate {
     float logit;
     int32_t id;
   };
+  static constexpr int32_t kUnseen = -1;
+  void ApplyPenalties(const StreamRequest& request, int64_t vocab);
   int32_t Choose(const StreamRequest& request, int64_t vocab);
 
   std::vector<float> adjusted_;  // [vocab]
   std::vector<Candidate> candidates_;
   std::vector<double> weights_;
+  std::vector<int32_t> in_output_;  // [vocab]: how often, of tokens that the stream has; kUnseen between calls
+  std::vector<int32_t> seen_;
 };
 
 }  // namespace hearth

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <map>
 #include <random>
 #include <set>
@@ -27,7 +28,7 @@ std::map<int32_t, int> Histogram(StreamRequest request, const std::vector<float>
   std::map<int32_t, int> counts;
   for (int i = 0; i < draws; ++i) {
     request.seed = static_cast<uint64_t>(i);
-    ++counts[sampler.Draw(request, logits.data(), static_cast<int64_t>(logits.size())).id];
+    ++counts[sampler.Draw(request, logits.data(), static_cast<int64_t>(logits.size()))->id];
   }
   return counts;
 }
@@ -35,7 +36,7 @@ std::map<int32_t, int> Histogram(StreamRequest request, const std::vector<float>
 TEST(Sampler, GreedyTakesTheLowerIdOfEquals) {
   const std::vector<float> logits = {0, 2, 5, 5, 1};
   Sampler sampler;
-  EXPECT_EQ(sampler.Draw(Request({.temperature = 0}), logits.data(), 5).id, 2);
+  EXPECT_EQ(sampler.Draw(Request({.temperature = 0}), logits.data(), 5)->id, 2);
 }
 
 TEST(Sampler, DrawsFollowTheProbabilities) {
@@ -81,23 +82,23 @@ TEST(Sampler, PenaltiesCountOutputAndPromptAsDocumented) {
   request.tokens = {0, 1, 1};  // prompt {0, 1}, output {1}
   std::vector<float> logits = {1.9f, 3.4f, 2.0f};
   Sampler sampler;
-  EXPECT_EQ(sampler.Draw(request, logits.data(), 3).id, 2) << "1 loses 1.5 and falls behind; 0 is prompt only and loses nothing";
+  EXPECT_EQ(sampler.Draw(request, logits.data(), 3)->id, 2) << "1 loses 1.5 and falls behind; 0 is prompt only and loses nothing";
   request.sampling = {.temperature = 0, .repetition_penalty = 2.0f};
   logits = {3.9f, 3.0f, 1.96f};
-  EXPECT_EQ(sampler.Draw(request, logits.data(), 3).id, 2) << "the prompt counts: 0 is halved to 1.95, 1 to 1.5";
+  EXPECT_EQ(sampler.Draw(request, logits.data(), 3)->id, 2) << "the prompt counts: 0 is halved to 1.95, 1 to 1.5";
 }
 
 TEST(Sampler, BiasAndMinTokens) {
   StreamRequest request = Request({.temperature = 0, .logit_bias = {{2, 100.0f}, {99, 5.0f}}});
   const std::vector<float> logits = {5, 1, 0};
   Sampler sampler;
-  EXPECT_EQ(sampler.Draw(request, logits.data(), 3).id, 2);
+  EXPECT_EQ(sampler.Draw(request, logits.data(), 3)->id, 2);
   request = Request({.temperature = 0});
   request.eos_ids = {0};
   request.min_tokens = 1;
-  EXPECT_EQ(sampler.Draw(request, logits.data(), 3).id, 1);
+  EXPECT_EQ(sampler.Draw(request, logits.data(), 3)->id, 1);
   request.min_tokens = 0;
-  EXPECT_EQ(sampler.Draw(request, logits.data(), 3).id, 0);
+  EXPECT_EQ(sampler.Draw(request, logits.data(), 3)->id, 0);
 }
 
 TEST(Sampler, LogprobsAreTheModelsOwnAndFinite) {
@@ -105,7 +106,7 @@ TEST(Sampler, LogprobsAreTheModelsOwnAndFinite) {
   request.num_logprobs = 2;
   const std::vector<float> logits = {2, 1, -1000};
   Sampler sampler;
-  const TokenEvent event = sampler.Draw(request, logits.data(), 3);
+  const TokenEvent event = *sampler.Draw(request, logits.data(), 3);
   EXPECT_EQ(event.id, 1);
   const double log_sum = std::log(std::exp(2.0) + std::exp(1.0));
   EXPECT_NEAR(event.logprob, 1 - log_sum, 1e-6);
@@ -124,9 +125,9 @@ TEST(Sampler, ADrawDependsOnSeedAndPositionAlone) {
   StreamRequest other = Request({.temperature = 1.5f});
   std::vector<int32_t> ids;
   for (int i = 0; i < 50; ++i) {
-    used.Draw(other, logits.data(), 1000);
-    const int32_t a = fresh.Draw(request, logits.data(), 1000).id;
-    EXPECT_EQ(a, used.Draw(request, logits.data(), 1000).id);
+    ASSERT_TRUE(used.Draw(other, logits.data(), 1000).ok());
+    const int32_t a = fresh.Draw(request, logits.data(), 1000)->id;
+    EXPECT_EQ(a, used.Draw(request, logits.data(), 1000)->id);
     request.tokens.push_back(a);
     ids.push_back(a);
   }
@@ -144,6 +145,14 @@ TEST(Sampler, UniformIsUniform) {
   }
   EXPECT_NEAR(sum / 1e5, 0.5, 0.005);
   EXPECT_NEAR(square / 1e5, 1.0 / 3, 0.005);
+}
+
+TEST(Sampler, NothingIsDrawnFromWhatIsNotFinite) {
+  Sampler sampler;
+  for (const float bad : {std::numeric_limits<float>::infinity(), -std::numeric_limits<float>::infinity(), std::numeric_limits<float>::quiet_NaN()}) {
+    const std::vector<float> logits = {1, 2, bad};
+    EXPECT_TRUE(absl::IsDataLoss(sampler.Draw(Request({}), logits.data(), 3).status())) << bad;
+  }
 }
 
 }  // namespace

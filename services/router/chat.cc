@@ -2,7 +2,9 @@
 
 #include <algorithm>
 
+#include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
+#include "absl/strings/strip.h"
 #include "common/base/hash.h"
 #include "services/router/api_error.h"
 #include "services/router/utf8.h"
@@ -83,10 +85,10 @@ absl::StatusOr<ChatPrompt> RenderChat(const ModelInfo& model, const Json& messag
   // Marks the end of the last message's content, so that it is found again in the rendered text however the template dresses it.
   // Drawn anew each time, so that no message can contain it by design.
   const std::string mark = options.continue_final_message ? RandomHash128().ToHex() : "";
-  Thought continued = Thought::kNone;
+  std::string continued;
   if (options.continue_final_message) {
     ASSIGN_OR_RETURN(std::string * text, TextToContinue(prepared->back()));
-    continued = ThoughtAtEndOf(*text);
+    continued = *text;
     *text += mark;
   }
   context["messages"] = *std::move(prepared);
@@ -115,12 +117,16 @@ absl::StatusOr<ChatPrompt> RenderChat(const ModelInfo& model, const Json& messag
   if (!ids.ok()) return WithParam(ids.status(), "messages");
   prompt.ids = *std::move(ids);
   if (prompt.ids.empty()) return FieldError("messages", "the model's chat template makes an empty prompt of these messages");
-  // In the rendered text a user may have written the tag, or the template dropped the thought: both the turn and the whole must have it open.
-  const Thought rendered_thought = ThoughtAtEndOf(prompt.text);
+  const absl::string_view end = absl::StripTrailingAsciiWhitespace(Sv(prompt.text));
   if (options.continue_final_message) {
-    if (continued != Thought::kNone) prompt.thought = rendered_thought;
-  } else if (options.add_generation_prompt && rendered_thought == Thought::kOpened) {
-    prompt.thought = rendered_thought;
+    // A template may drop a message's thought.
+    if (absl::EndsWith(end, absl::StripAsciiWhitespace(Sv(continued)))) prompt.thought = ThoughtAtEndOf(continued);
+  } else if (options.add_generation_prompt && absl::EndsWith(end, "<think>")) {
+    // Opened by the template: a user may have written the tag.
+    const size_t tag = end.size() - std::string_view("<think>").size();
+    size_t begin = prompt.text.size();
+    for (auto span = spans.rbegin(); span != spans.rend() && span->trusted; ++span) begin -= span->text.size();
+    if (tag >= begin) prompt.thought = Thought::kOpened;
   }
   return prompt;
 }

@@ -1,5 +1,6 @@
 #include "services/router/leftover_pages.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/status/status.h"
@@ -29,12 +30,14 @@ void LeftoverPages::Free(const Hash128& stream) {
 
 void LeftoverPages::Look() {
   const int64_t now_ns = MonotonicNowNs();
+  // While the store is away no worker can free anything.
+  if (!store_->View().attached) attached_since_ns_ = now_ns;
   std::erase_if(left_, [&](const Left& each) {
     if (!each.link->answering() || each.link->status().pid() != each.pid) {
       due_.push_back({each.stream, now_ns});
       return true;
     }
-    return now_ns - each.since_ns > kWorkerFreesWithinNs;
+    return now_ns - std::max(each.since_ns, attached_since_ns_) > kWorkerFreesWithinNs;
   });
   FreeDue();
 }

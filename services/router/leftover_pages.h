@@ -49,7 +49,8 @@ class LeftoverPages {
   StoreClient* store_;
   std::deque<Left> left_;  // oldest first
   std::vector<Due> due_;
-  bool asking_ = false;  // the store, for what was due
+  int64_t attached_since_ns_ = 0;  // the store was away until then, as far as was looked
+  bool asking_ = false;            // the store, for what was due
   std::shared_ptr<void> timer_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 };

@@ -61,7 +61,13 @@ struct Scheduler::Active {
 };
 
 Scheduler::Scheduler(EventLoop* loop, SchedulerOptions options, ServedModel* model, StoreClient* store, PrefixPeek* peek, Metrics* metrics)
-    : loop_(loop), options_(std::move(options)), model_(model), peek_(peek), metrics_(metrics), leftovers_(loop, store) {}
+    : loop_(loop),
+      options_(std::move(options)),
+      model_(model),
+      peek_(peek),
+      metrics_(metrics),
+      started_ns_(MonotonicNowNs()),
+      leftovers_(loop, store) {}
 
 Scheduler::~Scheduler() {
   *alive_ = false;
@@ -108,8 +114,7 @@ absl::Status Scheduler::Admit(const Request& request) const {
   absl::Status ready = gate_ ? gate_() : absl::OkStatus();
   if (ready.ok() && !DecodeReadiness().ok()) {
     // A worker's restart takes seconds: those who come meanwhile queue.
-    const int64_t away_since_ns = DecodeAwaySinceNs();
-    if (away_since_ns == 0 || Since(away_since_ns) > options_.admit_grace) ready = DecodeReadiness();
+    if (Since(std::max(DecodeAwaySinceNs(), started_ns_)) > options_.admit_grace) ready = DecodeReadiness();
   }
   if (ready.ok() && !model_->Serves(model)) ready = Replaced();
   RETURN_IF_ERROR(ready);
@@ -131,6 +136,7 @@ int64_t Scheduler::DecodeAwaySinceNs() const {
 
 absl::Status Scheduler::Submit(std::shared_ptr<Request> request) {
   model_->Refresh();
+  request->model = model_->Named(request->model);
   if (absl::Status admitted = Admit(*request); !admitted.ok()) {
     if (absl::IsResourceExhausted(admitted)) metrics_->OnRequestRefused("queue_full");
     if (absl::IsUnavailable(admitted)) metrics_->OnRequestRefused(draining_ ? "draining" : "not_ready");
@@ -428,7 +434,8 @@ void Scheduler::OnCallDone(const TrackPtr& track, const std::shared_ptr<CallRef>
     if (Refused(track, ref->link, status)) Requeue(track, std::string(status.message()), Pages::kKept);
     return;
   }
-  if (absl::IsInvalidArgument(status) || absl::IsUnimplemented(status)) {
+  // Another try would end the same way: our own bug, or a model whose numbers run away (DataLoss).
+  if (absl::IsInvalidArgument(status) || absl::IsUnimplemented(status) || absl::IsDataLoss(status)) {
     FailRequest(track, absl::InternalError(absl::StrCat(ref->link->name(), " refused the stream: ", status.message())));
     return;
   }
@@ -462,7 +469,7 @@ void Scheduler::OnCallDone(const TrackPtr& track, const std::shared_ptr<CallRef>
 void Scheduler::Requeue(const TrackPtr& track, const std::string& why, Pages pages) {
   if (const auto permit = LogAllowed("requeue", 30)) {
     spdlog::info("{}[{}] waits at the queue's head with {} tokens: {}{}", track->owner->id, track->stream->choice, track->stream->output_ids.size(),
-                 why, permit->suppressed ? fmt::format(" ({} equal lines not shown)", permit->suppressed) : "");
+                 why, permit->Note());
   }
   Move(track, StreamState::kQueued);
   track->waiting_since_ns = MonotonicNowNs();
@@ -528,8 +535,7 @@ void Scheduler::FailRequest(const TrackPtr& track, const absl::Status& status) {
   }
   CancelStreams(*at->second);
   if (const auto permit = LogAllowed("request-failed", 30)) {
-    spdlog::warn("{} failed: {}{}", request->id, std::string(status.message()),
-                 permit->suppressed ? fmt::format(" ({} failures not shown)", permit->suppressed) : "");
+    spdlog::warn("{} failed: {}{}", request->id, std::string(status.message()), permit->Note("failures"));
   }
   EndIfComplete(request.get(), true);
 }
@@ -598,8 +604,7 @@ void Scheduler::EndIfComplete(Request* request, bool tell) {
     spdlog::info("{} {}: {} prompt tokens ({} cached), {} out, first token after {} ms, {} s in all{}", request->id, StreamStateName(first.state),
                  usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens,
                  first.first_token_ns ? fmt::format("{:.0f}", static_cast<double>(first.first_token_ns - request->arrived_ns) / 1e6) : "-",
-                 fmt::format("{:.2f}", absl::ToDoubleSeconds(Since(request->arrived_ns))),
-                 permit->suppressed ? fmt::format(" ({} requests not shown)", permit->suppressed) : "");
+                 fmt::format("{:.2f}", absl::ToDoubleSeconds(Since(request->arrived_ns))), permit->Note("requests"));
   }
   // Let go here: a sink may hold its request.
   const std::shared_ptr<RequestSink> sink = std::exchange(request->sink, nullptr);
@@ -661,7 +666,11 @@ void Scheduler::Tick() {
       if (IsEnd(track->stream->state)) continue;
       if (track->ref == nullptr) {
         if (!decode_ready && Since(std::max(track->waiting_since_ns, decode_away_since_ns)) > options_.give_up) give_up.push_back(track);
-      } else if (!track->ref->link->answering()) {
+      } else if (const WorkerLink& link = *track->ref->link; link.answering()) {
+        // It answers, but has lost something that it needs (the store), and with it the stream.
+        const int64_t since_ns = std::max({link.away_since_ns(), track->stream->last_token_ns, track->waiting_since_ns});
+        if (!link.ready() && !link.draining() && Since(since_ns) > options_.give_up) give_up.push_back(track);
+      } else {
         // The process is there but does not answer (stopped, hung). It may wake: its call stays open while nobody else could take the stream.
         if (AnyReady(track->ref->link->kind())) {
           move.push_back(track);

@@ -116,6 +116,7 @@ class Scheduler {
   std::function<absl::Status()> gate_;
   std::function<void()> on_empty_;
   bool draining_ = false;
+  const int64_t started_ns_;
   bool dispatch_scheduled_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);
 

@@ -131,10 +131,11 @@ TEST(ReasoningTest, ThoughtAndAnswer) {
   ExpectSplit("say <think>x", Thought::kNone, "", "say <think>x");
   ExpectSplit("  hello", Thought::kNone, "", "  hello");
   ExpectSplit("\n\nabc\n</think>\ndef", Thought::kMidway, "\n\nabc", "def");
-  EXPECT_EQ(ThoughtAtEndOf("a<think>\n"), Thought::kOpened);
+  EXPECT_EQ(ThoughtAtEndOf("\n<think>\n"), Thought::kOpened);
+  EXPECT_EQ(ThoughtAtEndOf("The tag <think> is"), Thought::kNone);
   EXPECT_EQ(ThoughtAtEndOf("<think>\nfirst,"), Thought::kMidway);
   EXPECT_EQ(ThoughtAtEndOf("<think>x</think>y"), Thought::kNone);
-  EXPECT_EQ(ThoughtAtEndOf("<think>x</think><think>"), Thought::kOpened);
+  EXPECT_EQ(ThoughtAtEndOf("<think>x</think><think>"), Thought::kNone);
   EXPECT_EQ(ThoughtAtEndOf("think"), Thought::kNone);
 }
 
@@ -151,10 +152,13 @@ TEST(ChatTest, AThoughtThatIsUnderWayGoesOn) {
   EXPECT_EQ(thought_after(thinks, "hi", "", false), Thought::kOpened);
   EXPECT_EQ(thought_after(plain, "hi", "", false), Thought::kNone);
   EXPECT_EQ(thought_after(plain, "what does <think> mean?", "", false), Thought::kNone);
+  EXPECT_EQ(thought_after("{{ messages[0].content }}", "what does it mean: <think>", "", false), Thought::kNone);
   EXPECT_EQ(thought_after(plain, "hi", "<think>so", true), Thought::kMidway);
   EXPECT_EQ(thought_after(plain, "hi", "<think>", true), Thought::kOpened);
   EXPECT_EQ(thought_after(plain, "hi", "<think>so</think>well", true), Thought::kNone);
   EXPECT_EQ(thought_after(plain, "<think>", "well", true), Thought::kNone);
+  EXPECT_EQ(thought_after(plain, "hi", "The tag <think> is used", true), Thought::kNone);
+  EXPECT_EQ(thought_after("{{ messages[1].content.split('>')[-1] }}", "hi", "<think>so", true), Thought::kNone);
 }
 
 TEST(AccessTest, BearerInAllItsSpellings) {
@@ -203,7 +207,27 @@ TEST(ListenTest, Addresses) {
   EXPECT_EQ(ParseListen("::", 8080)->port, 8080);
   EXPECT_EQ(ParseListen("host", 8080)->port, 8080);
   EXPECT_EQ(ParseListen("0.0.0.0:0", 1)->port, 0);
-  for (const char* bad : {"", ":80", "h:", "h:x", "h:65536", "[::1", "[::1]x", "[::1]:", "x:y:z"}) EXPECT_FALSE(ParseListen(bad, 1).ok()) << bad;
+  for (const char* bad : {"",
+                          ":80",
+                          "h:",
+                          "h:x",
+                          "h:65536",
+                          "[::1",
+                          "[::1]x",
+                          "[::1]:",
+                          "x:y:z",
+                          "[::zz]:80",
+                          "[localhost]:80",
+                          "999.1.1.1:80",
+                          "1.2.3.4.5:80",
+                          "*:80",
+                          "lo cal:80",
+                          " localhost:80",
+                          "localhost:+80",
+                          "localhost: 80",
+                          "a\nb:80",
+                          "http://localhost:80"})
+    EXPECT_FALSE(ParseListen(bad, 1).ok()) << bad;
   const auto local = ResolveListen({"localhost", 0});
   ASSERT_TRUE(local.ok());
   EXPECT_EQ((*local)[0].ip, "127.0.0.1");

@@ -155,7 +155,7 @@ void WorkerLink::SetState(bool ready, std::string state) {
   if ((changed && !ready) || state == "draining") away_since_ns_ = MonotonicNowNs();
   if (changed) {
     if (const auto permit = LogAllowed("link-" + name_, 10)) {
-      spdlog::info("{} is {}{}", name_, state, permit->suppressed ? fmt::format(" ({} changes not shown)", permit->suppressed) : "");
+      spdlog::info("{} is {}{}", name_, state, permit->Note("changes"));
     }
   }
   ready_ = ready;

@@ -53,14 +53,7 @@ uint64_t SourceStamp(const std::string& model_dir) {
   return Xxh3_64(text.data(), text.size());
 }
 
-bool HasLivingLease(StoreTable& table) {
-  for (int64_t i = 0; i < kLeasesMax; ++i) {
-    const LeaseEntry& lease = table.leases()[i];
-    if (lease.state.load(std::memory_order_acquire) == static_cast<uint32_t>(LeaseState::kLive) && IsAlive({lease.pid, lease.start_ticks}))
-      return true;
-  }
-  return false;
-}
+bool HasLivingLease(StoreTable& table) { return !LivingLeases(table).empty(); }
 
 bool HasLivingLease(const PageTable& pages) {
   for (const PageTable::Lease& lease : pages.Leases()) {
@@ -142,12 +135,16 @@ absl::StatusOr<GenerationPtr> Generations::Open(const Hash128& id, bool adopted)
   auto generation = std::make_shared<Generation>();
   generation->id = id;
   generation->adopted = adopted;
+  ASSIGN_OR_RETURN(generation->lock, RegionLock::Acquire(place_.Path(kManifestWhat, id)));
   ASSIGN_OR_RETURN(generation->image, WeightImage::Attach(place_, id));
   ASSIGN_OR_RETURN(const Sizes sizes, SizesFor(generation->image->config_json(), generation->image->generation_config_json()));
   for (int attempt = 0;; ++attempt) {
     absl::StatusOr<std::shared_ptr<KvPool>> pool = KvPool::Attach(place_, id);
     absl::StatusOr<std::shared_ptr<StoreTable>> table = StoreTable::Open(place_, id, MapMode::kReadWrite);
     std::string why;
+    for (const absl::Status& status : {pool.status(), table.status()}) {
+      if (!status.ok() && !TellsOfTheFile(status)) return status;
+    }
     if (!pool.ok()) {
       why = pool.status().ToString();
     } else if (!table.ok()) {
@@ -237,6 +234,12 @@ absl::Status Generations::Adopt(bool* needs_load) {
   *needs_load = true;
   RETURN_IF_ERROR(ShmAvailableBytes(place_.dir).status());
   RETURN_IF_ERROR(CheckAlone());
+  std::vector<std::string> left_alone;
+  ListRegionFiles(place_, &left_alone);
+  for (const std::string& note : left_alone) {
+    spdlog::warn("{}", note);
+    Note(note);
+  }
   std::vector<GenerationPtr> found;
   for (const GenerationInfo& info : ListGenerations(place_)) {
     if (info.state == RegionState::kReady && info.complete) {
@@ -248,20 +251,22 @@ absl::Status Generations::Adopt(bool* needs_load) {
         continue;
       }
       spdlog::error("generation {} can't be adopted: {}", info.generation.ToHex(), generation.status().ToString());
-      const absl::Status& why = generation.status();
-      if (absl::IsPermissionDenied(why) || absl::IsResourceExhausted(why) || absl::IsCancelled(why)) return why;
+      // What says nothing of the files themselves, be it a passing shortage or a wrong configuration, costs no image.
+      if (!TellsOfTheFile(generation.status())) return generation.status();
     } else if (info.state == RegionState::kRetired) {
       absl::StatusOr<std::shared_ptr<StoreTable>> table = StoreTable::Open(place_, info.generation, MapMode::kReadOnly);
+      if (!table.ok() && !TellsOfTheFile(table.status())) return table.status();
       if (table.ok() && HasLivingLease(**table)) {
         std::lock_guard lock(mutex_);
         leftovers_.push_back(info.generation);
         continue;
       }
     } else {
-      spdlog::log(info.state == RegionState::kReady ? spdlog::level::err : spdlog::level::info, "generation {} is not whole{}{}: not adopted",
-                  info.generation.ToHex(), info.problem.empty() ? "" : ": ", info.problem);
+      if (!TellsOfTheFile(info.problem)) return info.problem;
+      spdlog::log(info.state == RegionState::kReady ? spdlog::level::err : spdlog::level::warn, "generation {} is not whole: {}: not adopted",
+                  info.generation.ToHex(), std::string(info.problem.message()));
     }
-    spdlog::info("removing what is left of generation {} ({})", info.generation.ToHex(), HumanBytes(static_cast<double>(info.bytes)));
+    spdlog::warn("removing what is left of generation {} ({})", info.generation.ToHex(), HumanBytes(static_cast<double>(info.bytes)));
     if (const absl::Status removed = RemoveGeneration(place_, info.generation); !removed.ok()) return removed;
   }
   std::sort(found.begin(), found.end(), [](const GenerationPtr& a, const GenerationPtr& b) { return a->sequence < b->sequence; });

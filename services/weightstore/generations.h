@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -29,6 +30,7 @@ struct Generation {
   Hash128 id;
   uint64_t sequence = 0;  // the higher is the newer
   bool adopted = false;
+  std::optional<RegionLock> lock;
   std::shared_ptr<const WeightImage> image;
   std::shared_ptr<KvPool> pool;
   std::shared_ptr<StoreTable> table;

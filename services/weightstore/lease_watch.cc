@@ -124,8 +124,7 @@ void LeaseWatch::KillIfDue(uint64_t lease, Watched& w, Clock::time_point now) {
                               : (IsAlive(w.process) ? kill(w.process.pid, SIGKILL) : 0);
   if (rc != 0) {
     if (auto permit = LogAllowed(absl::StrCat("kill-", lease), 2)) {
-      spdlog::error("killing {} (process {}): {}; its pages stay its own ({} equal lines not shown)", w.name, w.process.pid, strerror(errno),
-                    permit->suppressed);
+      spdlog::error("killing {} (process {}): {}; its pages stay its own{}", w.name, w.process.pid, strerror(errno), permit->Note());
     }
     return;
   }

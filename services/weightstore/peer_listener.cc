@@ -36,7 +36,13 @@ uint64_t InodeOf(const std::string& path) {
 
 absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Start(const std::string& socket_path, mode_t mode, grpc::Server* server) {
   RETURN_IF_ERROR(ClearUnixSocketPath(socket_path));
-  const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  const int wake_fd = eventfd(0, EFD_CLOEXEC);
+  const int fd = wake_fd < 0 ? -1 : socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+  if (fd < 0) {
+    const int error = errno;
+    if (wake_fd >= 0) close(wake_fd);
+    return absl::ResourceExhaustedError(absl::StrCat("listening on ", socket_path, ": ", strerror(error)));
+  }
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   memcpy(address.sun_path, socket_path.c_str(), socket_path.size());
@@ -47,16 +53,17 @@ absl::StatusOr<std::unique_ptr<PeerListener>> PeerListener::Start(const std::str
   if (rc != 0 || chmod(socket_path.c_str(), mode) != 0 || listen(fd, kBacklog) != 0) {
     const int why = rc != 0 ? error : errno;
     close(fd);
+    close(wake_fd);
     const std::string message =
         absl::StrCat("listening on ", socket_path, ": ", strerror(why), ": is node.runtime_dir there, and writable by user ", geteuid(), "?");
     return why == ENOENT ? absl::NotFoundError(message) : absl::PermissionDeniedError(message);
   }
-  auto listener = std::unique_ptr<PeerListener>(new PeerListener(socket_path, fd, server));
+  auto listener = std::unique_ptr<PeerListener>(new PeerListener(socket_path, fd, wake_fd, server));
   return listener;
 }
 
-PeerListener::PeerListener(std::string path, int listen_fd, grpc::Server* server)
-    : path_(std::move(path)), listen_fd_(listen_fd), wake_fd_(eventfd(0, EFD_CLOEXEC)), server_(server), inode_(InodeOf(path_)) {
+PeerListener::PeerListener(std::string path, int listen_fd, int wake_fd, grpc::Server* server)
+    : path_(std::move(path)), listen_fd_(listen_fd), wake_fd_(wake_fd), server_(server), inode_(InodeOf(path_)) {
   thread_ = std::thread([this] { Run(); });
 }
 
@@ -93,8 +100,7 @@ void PeerListener::Run() {
     if (fd >= 0) {
       HandOver(fd);
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
-      if (auto permit = LogAllowed("accept", 2))
-        spdlog::warn("accepting on {}: {} ({} equal lines not shown)", path_, strerror(errno), permit->suppressed);
+      if (auto permit = LogAllowed("accept", 2)) spdlog::warn("accepting on {}: {}{}", path_, strerror(errno), permit->Note());
       poll(&fds[1], 1, 100);  // the connection stays in the queue
     }
   }

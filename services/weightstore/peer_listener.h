@@ -37,7 +37,7 @@ class PeerListener {
   absl::StatusOr<Peer> Of(const std::string& peer) const;
 
  private:
-  PeerListener(std::string path, int listen_fd, grpc::Server* server);
+  PeerListener(std::string path, int listen_fd, int wake_fd, grpc::Server* server);
   void Run();
   void HandOver(int fd);
 

@@ -222,7 +222,7 @@ absl::StatusOr<std::vector<PageTable::Row>> Store::Alloc(const Caller& caller, u
   }
   if (absl::IsResourceExhausted(rows.status())) {
     if (auto permit = LogAllowed("pool-full", 6)) {
-      spdlog::warn("KV pool: {} ({} equal lines not shown)", std::string(rows.status().message()), permit->suppressed);
+      spdlog::warn("KV pool: {}{}", std::string(rows.status().message()), permit->Note());
     }
   }
   return rows;

@@ -3,6 +3,7 @@
 sampled, with penalties, stop strings and logprobs. The client sees a pause and no repeated, missing or different token."""
 import signal
 import threading
+import time
 
 from harness import Node, run_tests, wait_for
 
@@ -121,6 +122,31 @@ def test_prefill_worker_killed_in_mid_pass():
             thread.join()
             assert results == [whole], nth
             wait_for("idle node", node.idle, 10)
+
+
+def test_busy_prefill_worker_is_asked_to_stop():
+    """SIGTERM at any moment of its work, also between the last chunk and the store's answer to its Offer: it ends, and the prompts go on."""
+    prompts = [PROMPT * (3 + i) for i in range(4)]
+    with Node(config="router.chunked_prefill_max_tokens = 0\nprefill.chunk_tokens = 16") as node:
+        whole = [node.completion(p, max_tokens=3, temperature=0)["choices"] for p in prompts]
+        stop, wrong = threading.Event(), []
+
+        def client(i):
+            while not stop.is_set():
+                if node.completion(prompts[i], max_tokens=3, temperature=0, user="x")["choices"] != whole[i]:
+                    wrong.append(i)
+        threads = [threading.Thread(target=client, args=(i,)) for i in range(len(prompts))]
+        for t in threads:
+            t.start()
+        for attempt in range(24):
+            time.sleep(0.05 + 0.013 * (attempt % 7))
+            assert node.terminate("prefill.0", timeout=6) == 0, (attempt, node.log("prefill.0")[-600:])
+            node.start("prefill.0")
+            wait_for("prefill", lambda: (node.status()["workers"]["prefill.0"] or {}).get("state") == "ready")
+        stop.set()
+        for t in threads:
+            t.join()
+        assert not wrong
 
 
 def test_worker_dies_before_it_has_freed_what_ended():

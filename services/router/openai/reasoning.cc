@@ -18,10 +18,10 @@ size_t PartialTag(std::string_view text, std::string_view tag) {
 
 }  // namespace
 
-Thought ThoughtAtEndOf(std::string_view prompt) {
-  const size_t open = prompt.rfind(kOpen);
-  if (open == std::string_view::npos) return Thought::kNone;
-  const std::string_view behind = prompt.substr(open + kOpen.size());
+Thought ThoughtAtEndOf(std::string_view turn) {
+  turn.remove_prefix(std::min(turn.find_first_not_of(" \t\r\n"), turn.size()));
+  if (turn.substr(0, kOpen.size()) != kOpen) return Thought::kNone;
+  const std::string_view behind = turn.substr(kOpen.size());
   if (behind.find(kClose) != std::string_view::npos) return Thought::kNone;
   return behind.find_first_not_of(" \t\r\n") == std::string_view::npos ? Thought::kOpened : Thought::kMidway;
 }

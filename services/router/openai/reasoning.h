@@ -1,6 +1,6 @@
 // Splits a choice's text into the thought and the answer at the model's <think> tags.
 // Room: services/router. A pure function of the text pushed so far. The same for streams and whole answers.
-// After a prompt that opened a thought the text is thought until </think>. Otherwise only a <think> that begins the text opens one.
+// After a prompt that opened a thought the text is thought until </think>. Otherwise, too, only a <think> that begins the text opens one.
 // Blank lines right behind a tag belong to neither part.
 #pragma once
 
@@ -9,13 +9,14 @@
 
 namespace hearth::router {
 
-// What a prompt leaves to the text that follows it.
+// What the assistant's turn so far leaves to the text that follows it.
 enum class Thought {
   kNone,    // the text may open one
-  kOpened,  // the prompt ends in <think>
-  kMidway,  // it ends in a thought that is under way: blank lines belong to it
+  kOpened,  // the turn is no more than <think>
+  kMidway,  // its thought is under way: blank lines belong to it
 };
-Thought ThoughtAtEndOf(std::string_view prompt);
+// Only a <think> that begins the turn opens a thought.
+Thought ThoughtAtEndOf(std::string_view turn);
 
 struct ReasoningPart {
   std::string thought;
