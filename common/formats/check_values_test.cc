@@ -44,7 +44,7 @@ TEST(CheckValues, SixteenBitTypesAgreeWithTheirConversions) {
     const float as_bf16 = ToFloat(bf16{b});
     EXPECT_EQ(CheckValues("n", DType::kBF16, &b, 1, false).ok(), std::isfinite(as_bf16)) << bits;
     EXPECT_EQ(CheckValues("n", DType::kF16, &b, 1, false).ok(), std::isfinite(F16ToFloat(b))) << bits;
-    EXPECT_EQ(CheckValues("s", DType::kBF16, &b, 1, true).ok(), std::isfinite(as_bf16) && as_bf16 > 0) << bits;
+    EXPECT_EQ(CheckValues("s", DType::kBF16, &b, 1, true).ok(), as_bf16 > 0 && std::isfinite(as_bf16 * 448.0f)) << bits;
   }
 }
 
@@ -52,8 +52,11 @@ TEST(CheckValues, ScalesMustBePositiveAndFinite) {
   const auto ok = [](float value) { return CheckValues("s", DType::kF32, &value, 1, true).ok(); };
   EXPECT_TRUE(ok(1.0f));
   EXPECT_TRUE(ok(std::numeric_limits<float>::denorm_min()));
-  EXPECT_TRUE(ok(std::numeric_limits<float>::max()));
-  for (float bad : {0.0f, -0.0f, -1.0f, INFINITY, -INFINITY, NAN, -std::numeric_limits<float>::denorm_min()}) EXPECT_FALSE(ok(bad)) << bad;
+  const float most = std::numeric_limits<float>::max() / 448;  // E4M3's largest code
+  EXPECT_TRUE(ok(most));
+  for (float bad : {std::nextafter(most, INFINITY), std::numeric_limits<float>::max(), 0.0f, -0.0f, -1.0f, INFINITY, -INFINITY, NAN,
+                    -std::numeric_limits<float>::denorm_min()})
+    EXPECT_FALSE(ok(bad)) << bad;
   const float minus = -1.0f;
   EXPECT_TRUE(CheckValues("w", DType::kF32, &minus, 1, false).ok());  // a weight may be negative
   for (float bad : {INFINITY, -INFINITY, NAN}) EXPECT_FALSE(CheckValues("w", DType::kF32, &bad, 1, false).ok());
