@@ -40,6 +40,7 @@ class ModelHarness {
   const Model& model() const { return *model_; }
   const WeightImage& image() const { return *image_; }
   KvPool& kv() { return *kv_; }
+  HostDevice& device() { return *device_; }
   const std::string& description() const { return device_->caps().description; }
   int64_t vocab() const { return model_->config().vocab_size; }
 

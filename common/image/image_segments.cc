@@ -68,6 +68,13 @@ absl::StatusOr<std::vector<ShmRegion>> CreateSegments(const RegionPlace& place, 
   RETURN_IF_ERROR(status);
   std::vector<ShmRegion> segments;
   for (std::optional<ShmRegion>& region : made) segments.push_back(*std::move(region));
+  for (size_t i = 0; i < segments.size(); ++i) {
+    const uint64_t whole = segments[i].bytes() / kHugePageBytes * kHugePageBytes;
+    if (segments[i].huge_bytes() == whole) continue;
+    notes.push_back(absl::StrCat("segment ", i, ": ", HumanBytes(static_cast<double>(whole - segments[i].huge_bytes())),
+                                 " are in small pages, some percent slower to read (huge pages need Linux 6.1, "
+                                 "/sys/kernel/mm/transparent_hugepage/shmem_enabled other than deny, and unfragmented memory)"));
+  }
   return segments;
 }
 

@@ -142,7 +142,7 @@ void RegisterAll() {
         bench->Arg(1);
         continue;
       }
-      for (int64_t m = 1; m <= 8; ++m) bench->Arg(m);
+      for (const int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 12}) bench->Arg(m);
       if (!dram) bench->Arg(64);
     }
   }

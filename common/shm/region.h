@@ -60,6 +60,7 @@ enum class MapMode { kReadOnly, kReadWrite };
 // Allocation goes in steps, each a fraction of a second: a region of hundreds of GB takes minutes, in which somebody wants
 // to hear of progress, or gives up. Called after each step with the bytes so far; an error of it ends the creation.
 using AllocationHook = std::function<absl::Status(uint64_t allocated_bytes)>;
+inline constexpr uint64_t kHugePageBytes = 2ull << 20;
 inline constexpr uint64_t kAllocationStepBytes = 256ull << 20;
 
 class ShmRegion {
@@ -83,6 +84,7 @@ class ShmRegion {
   uint8_t* base() const;  // of the file, header included
   uint8_t* body() const { return base() + kRegionHeaderBytes; }
   uint64_t bytes() const;
+  uint64_t huge_bytes() const;  // of the file, in huge pages, as its maker found; 0 in other processes
   uint64_t body_bytes() const { return bytes() - kRegionHeaderBytes; }
   const std::string& path() const;
 

@@ -15,6 +15,8 @@
 #include <fstream>
 #include <functional>
 
+#include "absl/strings/str_format.h"
+
 namespace hearth {
 namespace {
 
@@ -162,6 +164,41 @@ TEST_F(RegionTest, TooSmallTmpfsIsResourceExhaustedWithBothNumbersAndLeavesNothi
   });
   if (rc == 77) GTEST_SKIP() << "mounting a tmpfs of its own is not permitted here";
   EXPECT_EQ(rc, 0);
+}
+
+// Where the kernel can, both mappings of a region lie in huge pages; where it can't, huge_bytes says so.
+TEST_F(RegionTest, BigRegionsLieInHugePages) {
+  const fs::path dir = fs::path("/dev/shm") / ("hearth_region_test." + std::to_string(getpid()));
+  fs::create_directory(dir);
+  const std::string path = RegionPlace{dir.string(), "n1"}.Path("segment0", generation_);
+  absl::StatusOr<ShmRegion> made = ShmRegion::Create(path, RegionKind::kSegment, 1, generation_, (21 << 20) + 100);
+  ASSERT_TRUE(made.ok()) << made.status();
+  std::memset(made->body(), 0x5a, made->body_bytes());
+  made->SetState(RegionState::kReady);
+  absl::StatusOr<ShmRegion> opened = ShmRegion::Open(path, RegionKind::kSegment, 1, MapMode::kReadOnly);
+  fs::remove_all(dir);
+  ASSERT_TRUE(opened.ok()) << opened.status();
+  for (const ShmRegion* region : {&*made, &*opened}) {
+    EXPECT_EQ(reinterpret_cast<uintptr_t>(region->base()) % kHugePageBytes, 0u);
+    for (uint64_t i = 0; i < region->body_bytes(); ++i) ASSERT_EQ(region->body()[i], 0x5a) << i;
+  }
+  EXPECT_EQ(opened->huge_bytes(), 0u);
+  const auto mapped_huge = [](const ShmRegion& region) {
+    std::ifstream smaps("/proc/self/smaps");
+    std::string line;
+    bool here = false;
+    const std::string start = absl::StrFormat("%x-", reinterpret_cast<uintptr_t>(region.base()));
+    uint64_t kib = 0;
+    while (std::getline(smaps, line)) {
+      if (line.find('-') < line.find(' ')) here = line.rfind(start, 0) == 0;
+      if (here && line.rfind("ShmemPmdMapped:", 0) == 0) kib = std::stoull(line.substr(15));
+    }
+    return kib << 10;
+  };
+  if (made->huge_bytes() == 0) GTEST_SKIP() << "this kernel makes no huge pages in /dev/shm";
+  EXPECT_EQ(made->huge_bytes(), 20ull << 20);
+  EXPECT_EQ(mapped_huge(*made), made->huge_bytes());
+  EXPECT_EQ(mapped_huge(*opened), made->huge_bytes());
 }
 
 TEST_F(RegionTest, AllocationGoesInStepsAndEndsWhenItsHookSaysSo) {

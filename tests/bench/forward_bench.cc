@@ -1,13 +1,18 @@
-// Tokens a second of the forward pass on the host device: decode at batch 1..6 behind a context, and prefill in one pass.
+// The forward pass on the host device: decode at batch 1, 2, 4, 6 behind a context, beside a plain read of the very weights that the step read (what a
+// step can't be faster than), and prefill in one pass, beside the cores' BF16 peak. Medians.
 // Usage: forward_bench [MODEL_DIR] [--threads N] [--isa NAME] [--terms 1|2] [--shards S] [--context N] [--steps N] [--prefill N]
 // MODEL_DIR: a Hugging Face directory, loaded into an image first; fable-moe of the source tree if absent. Never run by ctest.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <set>
 #include <string>
+#include <utility>
 
 #include "common/base/time.h"
+#include "common/formats/tensor_plan.h"
+#include "tests/bench/limits.h"
 #include "tests/model_harness.h"
 
 namespace hearth {
@@ -30,42 +35,99 @@ std::vector<int32_t> Ids(int64_t n, uint32_t seed, int64_t vocab) {
   return ids;
 }
 
+// The tensors that a decode step reads: all but the embedding, and of the routed experts those named.
+absl::StatusOr<std::vector<MemoryRun>> Weights(const ModelHarness& harness, const std::set<std::pair<int64_t, int32_t>>& experts) {
+  const ModelConfig& config = harness.model().config();
+  std::vector<MemoryRun> runs;
+  for (const PlannedTensor& planned : PlanTensors(config)) {
+    if (planned.role == TensorRole::kEmbedding) continue;
+    const auto tensor = harness.image().Tensor(planned.name);
+    if (!tensor.ok()) continue;  // a routed expert's, or of the MTP module
+    int64_t bytes = static_cast<int64_t>(DTypeBytes(tensor->dtype));
+    for (const int64_t side : tensor->shape) bytes *= side;
+    runs.push_back({static_cast<const uint8_t*>(tensor->data), bytes});
+  }
+  for (const auto& [layer, expert] : experts) {
+    for (int64_t shard = 0; shard < harness.image().num_shards(); ++shard) {
+      ASSIGN_OR_RETURN(const ImageExpert part, harness.image().Expert(layer, expert, shard));
+      if (part.count > 0) runs.push_back({static_cast<const uint8_t*>(part.record), static_cast<int64_t>(part.record_bytes)});
+    }
+  }
+  return runs;
+}
+
+// Weights that one token is multiplied with in a prefill pass: no embedding, no head, top_k of the routed experts.
+double MatrixParameters(const ModelHarness& harness) {
+  const ModelConfig& config = harness.model().config();
+  double params = 0;
+  for (const PlannedTensor& planned : PlanTensors(config)) {
+    if (planned.shape.size() != 2 || planned.role == TensorRole::kEmbedding || planned.role == TensorRole::kHead) continue;
+    const double size = static_cast<double>(planned.shape[0]) * static_cast<double>(planned.shape[1]);
+    const bool routed = planned.expert >= 0;
+    params += routed ? size * static_cast<double>(config.num_experts_per_tok) / static_cast<double>(config.n_routed_experts) : size;
+  }
+  return params;
+}
+
 absl::Status Run(Flags flags) {
   flags.harness.max_rows = std::max<int64_t>(flags.prefill, 128);
   flags.harness.num_pages = 7 * ((flags.context + flags.steps + flags.prefill) / kPageTokens + 2);
   ASSIGN_OR_RETURN(auto harness, ModelHarness::Make(flags.model_dir, flags.harness));
   std::printf("%s\n%s\n", flags.model_dir.c_str(), harness->description().c_str());
 
+  ThreadPool& pool = harness->device().pool();
+  const double params = MatrixParameters(*harness);
   TestStream prompt = harness->NewStream(flags.prefill);
   const std::vector<int32_t> ids = Ids(flags.prefill, 1, harness->vocab());
-  int64_t best = INT64_MAX;
-  for (int round = 0; round < 3; ++round) {
+  std::vector<double> seconds, peaks;
+  for (int round = 0; round < 4; ++round) {
     prompt.length = 0;
+    peaks.push_back(DotPeak(pool));
     const int64_t begin = MonotonicNowNs();
     RETURN_IF_ERROR(harness->Step(Form::kPrefill, {{&prompt, ids}}, false).status());
-    best = std::min(best, MonotonicNowNs() - begin);
+    if (round > 0) seconds.push_back(static_cast<double>(MonotonicNowNs() - begin) * 1e-9);  // the first pass warms up
   }
-  std::printf("prefill %5ld tokens: %10.1f tokens/s  (%.2f ms, best of 3)\n", static_cast<long>(flags.prefill),
-              static_cast<double>(flags.prefill) * 1e9 / static_cast<double>(best), static_cast<double>(best) / 1e6);
+  const double flop = 2 * params * static_cast<double>(flags.prefill);
+  std::printf("prefill %5ld tokens: %10.1f tokens/s  (%.1f ms; %.0f GFLOP/s in weights", static_cast<long>(flags.prefill),
+              static_cast<double>(flags.prefill) / Median(seconds), Median(seconds) * 1e3, flop / Median(seconds) * 1e-9);
+  if (Median(peaks) > 0) std::printf(", %.0f %% of the peak %.0f", 100 * flop / Median(seconds) * 1e-9 / Median(peaks), Median(peaks));
+  std::printf(")\n");
 
-  for (size_t batch = 1; batch <= 6; ++batch) {
+  for (const size_t batch : {1, 2, 4, 6}) {
     harness->Reset();
     std::vector<TestStream> streams;
     for (size_t i = 0; i < batch; ++i) streams.push_back(harness->NewStream(flags.context + flags.steps + 1));
     for (size_t i = 0; i < batch; ++i) {
       RETURN_IF_ERROR(harness->Feed(Form::kPrefill, streams[i], Ids(flags.context, static_cast<uint32_t>(i), harness->vocab()), 128, false).status());
     }
-    int64_t begin = 0;
+    std::vector<double> step_seconds, ratios, rates, bytes_read;
     for (int64_t step = 0; step <= flags.steps; ++step) {
-      if (step == 1) begin = MonotonicNowNs();  // the first step warms up
       std::vector<ModelHarness::Part> parts;
       for (size_t i = 0; i < batch; ++i)
         parts.push_back({&streams[i], Ids(1, static_cast<uint32_t>(step * 7 + static_cast<int64_t>(i)), harness->vocab())});
-      RETURN_IF_ERROR(harness->Step(Form::kDecode, parts, false).status());
+      // The experts that the gate really chose: with the weights outside the experts they are what the step must read.
+      std::set<std::pair<int64_t, int32_t>> chosen;
+      ForwardHooks hooks;
+      hooks.on_gate = [&](int64_t layer, const int32_t* expert_ids, const float*, int64_t m, int64_t top_k) {
+        for (int64_t k = 0; k < m * top_k; ++k) chosen.insert({layer, expert_ids[k]});
+      };
+      const int64_t begin = MonotonicNowNs();
+      RETURN_IF_ERROR(harness->Step(Form::kDecode, parts, false, &hooks).status());
+      const double taken = static_cast<double>(MonotonicNowNs() - begin) * 1e-9;
+      ASSIGN_OR_RETURN(const std::vector<MemoryRun> runs, Weights(*harness, chosen));
+      double bytes = 0;
+      for (const MemoryRun& run : runs) bytes += static_cast<double>(run.bytes);
+      const double read = SecondsToRead(pool, runs);
+      if (step == 0) continue;  // warms up
+      step_seconds.push_back(taken);
+      ratios.push_back(read / taken);
+      rates.push_back(bytes / read * 1e-9);
+      bytes_read.push_back(bytes);
     }
-    const double seconds = static_cast<double>(MonotonicNowNs() - begin) / 1e9;
-    std::printf("decode  batch %zu:      %10.1f tokens/s  (%.3f ms a step)\n", batch,
-                static_cast<double>(batch) * static_cast<double>(flags.steps) / seconds, seconds * 1e3 / static_cast<double>(flags.steps));
+    std::printf("decode  batch %zu:      %10.1f tokens/s  (%.2f ms a step: %.2f GB of weights, %.1f GB/s, %.0f %% of a plain read's %.1f)\n", batch,
+                static_cast<double>(batch) / Median(step_seconds), Median(step_seconds) * 1e3, Median(bytes_read) * 1e-9,
+                Median(bytes_read) / Median(step_seconds) * 1e-9, 100 * Median(ratios), Median(rates));
+    std::fflush(stdout);
   }
   return absl::OkStatus();
 }

@@ -8,7 +8,9 @@
 
 #include <immintrin.h>
 
+#include <array>
 #include <cstring>
+#include <utility>
 
 #include "common/kernels/kernels.h"
 #include "common/kernels/x86/bf16_dots.h"
@@ -25,6 +27,7 @@ constexpr int kGemmRows = kGemmVectors * kGemmLanes;
 constexpr int kGemmBlocks = 4;                               // 128-column blocks of a tile
 constexpr int kGemmPairs = kGemmBlocks * (kScaleBlock / 2);  // of columns in a tile
 constexpr int64_t kGemmCols = int64_t{kGemmBlocks} * kScaleBlock;
+constexpr int kGemmAtOnce = 12;       // tokens whose sums are in registers
 constexpr int64_t kGemmTokens = 504;  // whose totals fit L2 beside the tile
 constexpr int64_t kGemmTailTokens = 24;
 
@@ -33,35 +36,24 @@ struct GemmTile {
   alignas(64) uint32_t pairs[kGemmPairs][kGemmVectors][kGemmLanes];
 };
 
-// Lane r of out[j] = dword j of in[r].
-HEARTH_INLINE void Transpose16x16(__m512i (&v)[16]) {
-  __m512i a[16];
-#pragma GCC unroll 8
-  for (int i = 0; i < 8; ++i) {
-    a[2 * i] = _mm512_unpacklo_epi32(v[2 * i], v[2 * i + 1]);
-    a[2 * i + 1] = _mm512_unpackhi_epi32(v[2 * i], v[2 * i + 1]);
-  }
-  // Now 4x4 blocks within each 128-bit lane: b[4 q + j] holds, in lane l, dword 4 l + j of rows 4 q .. 4 q + 3.
-  __m512i b[16];
-#pragma GCC unroll 4
-  for (int q = 0; q < 4; ++q) {
-    b[4 * q] = _mm512_unpacklo_epi64(a[4 * q], a[4 * q + 2]);
-    b[4 * q + 1] = _mm512_unpackhi_epi64(a[4 * q], a[4 * q + 2]);
-    b[4 * q + 2] = _mm512_unpacklo_epi64(a[4 * q + 1], a[4 * q + 3]);
-    b[4 * q + 3] = _mm512_unpackhi_epi64(a[4 * q + 1], a[4 * q + 3]);
-  }
-  // Then 128-bit lanes as elements of a 4x4 transpose.
-#pragma GCC unroll 4
-  for (int j = 0; j < 4; ++j) {
-    const __m512i low01 = _mm512_shuffle_i32x4(b[j], b[4 + j], 0x44);
-    const __m512i high01 = _mm512_shuffle_i32x4(b[j], b[4 + j], 0xee);
-    const __m512i low23 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0x44);
-    const __m512i high23 = _mm512_shuffle_i32x4(b[8 + j], b[12 + j], 0xee);
-    v[j] = _mm512_shuffle_i32x4(low01, low23, 0x88);
-    v[4 + j] = _mm512_shuffle_i32x4(low01, low23, 0xdd);
-    v[8 + j] = _mm512_shuffle_i32x4(high01, high23, 0x88);
-    v[12 + j] = _mm512_shuffle_i32x4(high01, high23, 0xdd);
-  }
+// A 16 x 16 transpose of dwords in two halves, so that no more than sixteen vectors are alive at once.
+// First, for four rows: lane l of out[j] holds dword 4 l + j of the rows, one behind the other.
+HEARTH_INLINE void TransposeRows(__m512i r0, __m512i r1, __m512i r2, __m512i r3, __m512i* out) {
+  const __m512i low01 = _mm512_unpacklo_epi32(r0, r1), high01 = _mm512_unpackhi_epi32(r0, r1);
+  const __m512i low23 = _mm512_unpacklo_epi32(r2, r3), high23 = _mm512_unpackhi_epi32(r2, r3);
+  out[0] = _mm512_unpacklo_epi64(low01, low23);
+  out[1] = _mm512_unpackhi_epi64(low01, low23);
+  out[2] = _mm512_unpacklo_epi64(high01, high23);
+  out[3] = _mm512_unpackhi_epi64(high01, high23);
+}
+// Then, for one j and the four groups of rows: out[l] holds dword 4 l + j of all sixteen rows.
+HEARTH_INLINE void TransposeLanes(__m512i q0, __m512i q1, __m512i q2, __m512i q3, __m512i* out) {
+  const __m512i low01 = _mm512_shuffle_i32x4(q0, q1, 0x44), high01 = _mm512_shuffle_i32x4(q0, q1, 0xee);
+  const __m512i low23 = _mm512_shuffle_i32x4(q2, q3, 0x44), high23 = _mm512_shuffle_i32x4(q2, q3, 0xee);
+  out[0] = _mm512_shuffle_i32x4(low01, low23, 0x88);
+  out[1] = _mm512_shuffle_i32x4(low01, low23, 0xdd);
+  out[2] = _mm512_shuffle_i32x4(high01, high23, 0x88);
+  out[3] = _mm512_shuffle_i32x4(high01, high23, 0xdd);
 }
 
 // How 64 bytes of each of 16 rows become pairs in a tile.
@@ -74,22 +66,19 @@ struct F8Pairs {
   static HEARTH_INLINE __m512i Order(__m512i row) {
     return _mm512_shuffle_epi8(row, _mm512_set4_epi32(0x0f0d0e0c, 0x0b090a08, 0x07050604, 0x03010200));
   }
-  static HEARTH_INLINE void Store(const __m512i (&columns)[16], uint32_t* out) {
+  // Column group j (of 16): pairs 2 j and 2 j + 1.
+  static HEARTH_INLINE void Store(__m512i columns, int j, uint32_t* out) {
     const __m512i upper_low = _mm512_load_si512(kF8Tables.upper), upper_high = _mm512_load_si512(kF8Tables.upper + 64);
     const __m512i lower_low = _mm512_load_si512(kF8Tables.lower), lower_high = _mm512_load_si512(kF8Tables.lower + 64);
-    const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-#pragma GCC unroll 16
-    for (int j = 0; j < 16; ++j) {
-      // The look-up ignores bit 7 of the index.
-      const __m512i magnitude = _mm512_permutex2var_epi8(upper_low, columns[j], upper_high);
-      const __m512i lower = _mm512_permutex2var_epi8(lower_low, columns[j], lower_high);
-      const __m512i upper = _mm512_ternarylogic_epi32(magnitude, columns[j], sign, 0xf8);
-      // Even bytes are columns 4 j and 4 j + 1, odd ones 4 j + 2 and 4 j + 3.
-      const __m512i even = _mm512_ternarylogic_epi32(_mm512_slli_epi16(upper, 8), lower, _mm512_set1_epi16(0x00ff), 0xf8);
-      const __m512i odd = _mm512_ternarylogic_epi32(_mm512_srli_epi16(lower, 8), upper, _mm512_set1_epi16(static_cast<int16_t>(0xff00)), 0xf8);
-      _mm512_store_si512(out + 2 * j * kGemmRows, even);
-      _mm512_store_si512(out + (2 * j + 1) * kGemmRows, odd);
-    }
+    // The look-up ignores bit 7 of the index.
+    const __m512i magnitude = _mm512_permutex2var_epi8(upper_low, columns, upper_high);
+    const __m512i lower = _mm512_permutex2var_epi8(lower_low, columns, lower_high);
+    const __m512i upper = _mm512_ternarylogic_epi32(magnitude, columns, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
+    // Even bytes are columns 4 j and 4 j + 1, odd ones 4 j + 2 and 4 j + 3.
+    const __m512i even = _mm512_ternarylogic_epi32(_mm512_slli_epi16(upper, 8), lower, _mm512_set1_epi16(0x00ff), 0xf8);
+    const __m512i odd = _mm512_ternarylogic_epi32(_mm512_srli_epi16(lower, 8), upper, _mm512_set1_epi16(static_cast<int16_t>(0xff00)), 0xf8);
+    _mm512_store_si512(out + 2 * j * kGemmRows, even);
+    _mm512_store_si512(out + (2 * j + 1) * kGemmRows, odd);
   }
 };
 
@@ -99,10 +88,7 @@ struct Bf16Pairs {
   static constexpr bool kScaled = false;
 
   static HEARTH_INLINE __m512i Order(__m512i row) { return row; }
-  static HEARTH_INLINE void Store(const __m512i (&columns)[16], uint32_t* out) {
-#pragma GCC unroll 16
-    for (int j = 0; j < 16; ++j) _mm512_store_si512(out + j * kGemmRows, columns[j]);
-  }
+  static HEARTH_INLINE void Store(__m512i columns, int j, uint32_t* out) { _mm512_store_si512(out + j * kGemmRows, columns); }
 };
 
 // Fills the tile's vector `v` with up to 16 rows and `cols` columns; what is missing up to whole blocks is zero. Fetches `ahead` bytes further.
@@ -110,20 +96,35 @@ template <class P>
 __attribute__((noinline)) void FillTile(GemmTile& tile, int v, const uint8_t* data, int64_t stride, int64_t rows, int64_t cols, int64_t ahead) {
   const int64_t padded = (cols + kScaleBlock - 1) / kScaleBlock * kScaleBlock;
   for (int64_t c = 0; c < padded; c += P::kStep) {
-    __m512i in[16];
     const uint8_t* p = data + c * P::kElementBytes;
-    if (const int64_t left = (cols - c) * P::kElementBytes; rows >= 16 && left >= 64) {
-#pragma GCC unroll 16
-      for (int r = 0; r < 16; ++r) {
-        in[r] = P::Order(_mm512_loadu_si512(p + r * stride));
-        _mm_prefetch(reinterpret_cast<const char*>(p + r * stride + ahead), _MM_HINT_T1);
+    const int64_t left = (cols - c) * P::kElementBytes;
+    __m512i groups[4][4];
+    if (rows >= kGemmLanes && left >= 64) {
+#pragma GCC unroll 4
+      for (int q = 0; q < 4; ++q) {
+        const uint8_t* at = p + 4 * q * stride;
+        const auto load = [&](int r) __attribute__((always_inline)) {
+          _mm_prefetch(reinterpret_cast<const char*>(at + r * stride + ahead), _MM_HINT_T1);
+          return P::Order(_mm512_loadu_si512(at + r * stride));
+        };
+        TransposeRows(load(0), load(1), load(2), load(3), groups[q]);
       }
     } else {
-#pragma GCC unroll 16
-      for (int r = 0; r < 16; ++r) in[r] = r < rows && left > 0 ? P::Order(Vec512::LoadBytesN(p + r * stride, left)) : _mm512_setzero_si512();
+      for (int q = 0; q < 4; ++q) {
+        const auto load = [&](int r) {
+          return 4 * q + r < rows && left > 0 ? P::Order(Vec512::LoadBytesN(p + (4 * q + r) * stride, left)) : _mm512_setzero_si512();
+        };
+        TransposeRows(load(0), load(1), load(2), load(3), groups[q]);
+      }
     }
-    Transpose16x16(in);
-    P::Store(in, &tile.pairs[c / 2][v][0]);
+    uint32_t* out = &tile.pairs[c / 2][v][0];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      __m512i columns[4];
+      TransposeLanes(groups[0][j], groups[1][j], groups[2][j], groups[3][j], columns);
+#pragma GCC unroll 4
+      for (int l = 0; l < 4; ++l) P::Store(columns[l], 4 * l + j, out);
+    }
   }
 }
 
@@ -173,17 +174,32 @@ __attribute__((noinline)) void MultiplyTile(const GemmStep& step, const bf16* x,
   }
 }
 
+template <int V, int... T>
+constexpr auto TileKernels(std::integer_sequence<int, T...>) {
+  return std::array<void (*)(const GemmStep&, const bf16*, float(*)[kGemmRows]), sizeof...(T)>{MultiplyTile<V, T + 1>...};
+}
+
+// In even parts of at most kGemmAtOnce tokens: a rest of one or two would wait for its own sums most of the time.
 template <int V>
 void MultiplyTokens(const GemmStep& step, const bf16* x, int64_t m_count, float (*totals)[kGemmRows]) {
-  int64_t m = 0;
-  const auto run = [&]<int T>() __attribute__((always_inline)) {
-    for (; m + T <= m_count; m += T) MultiplyTile<V, T>(step, x + m * step.ldx, totals + m);
-  };
-  run.template operator()<12>();
-  run.template operator()<8>();
-  run.template operator()<4>();
-  run.template operator()<2>();
-  run.template operator()<1>();
+  static constexpr auto kKernels = TileKernels<V>(std::make_integer_sequence<int, kGemmAtOnce>());
+  const int64_t parts = (m_count + kGemmAtOnce - 1) / kGemmAtOnce;
+  for (int64_t part = 0; part < parts; ++part) {
+    const int64_t begin = part * m_count / parts;
+    const int64_t count = (part + 1) * m_count / parts - begin;
+    kKernels[static_cast<size_t>(count - 1)](step, x + begin * step.ldx, totals + begin);
+  }
+}
+
+// The scales of a vector's rows in one block of columns: mostly one for all.
+HEARTH_INLINE __m512 RowScales(const WeightView& w, int64_t row, int64_t rows, int64_t block) {
+  const float* scales = w.scales + block;
+  const int64_t begin = w.scale_row0 + row;
+  const int64_t last = begin + (rows < kGemmLanes ? rows : kGemmLanes) - 1;
+  if (begin / kScaleBlock == last / kScaleBlock) return _mm512_set1_ps(scales[begin / kScaleBlock * w.scale_stride]);
+  alignas(64) float lanes[kGemmLanes] = {};
+  for (int64_t r = begin; r <= last; ++r) lanes[r - begin] = scales[r / kScaleBlock * w.scale_stride];
+  return _mm512_load_ps(lanes);
 }
 
 // What a call works in, on its stack.
@@ -214,11 +230,7 @@ void GemmRows(const WeightView& w, int64_t row, int64_t rows, int64_t more_rows,
       const int64_t first = int64_t{v} * kGemmLanes;
       FillTile<P>(work.tile, v, data + first * stride + c * P::kElementBytes, stride, rows - first, cols, ahead);
       for (int64_t block = 0; block < blocks; ++block) {
-        alignas(64) float lanes[kGemmLanes] = {};
-        for (int64_t r = 0; r < kGemmLanes && first + r < rows; ++r) {
-          lanes[r] = P::kScaled ? w.scales[(w.scale_row0 + row + first + r) / kScaleBlock * w.scale_stride + c / kScaleBlock + block] : 1.0f;
-        }
-        scales[block][v] = _mm512_load_ps(lanes);
+        scales[block][v] = P::kScaled ? RowScales(w, row + first, rows - first, c / kScaleBlock + block) : _mm512_set1_ps(1.0f);
       }
     }
     GemmStep step = {.tile = &work.tile, .blocks = blocks, .scales = scales, .first = c == 0, .ldx = ldx};
@@ -242,6 +254,8 @@ void GemmRows(const WeightView& w, int64_t row, int64_t rows, int64_t more_rows,
     float* out = y + m * ldy + row;
     if (w.cols == 0) {
       std::memset(out, 0, static_cast<size_t>(rows) * sizeof(float));
+    } else if (rows == kGemmRows) {
+      for (int v = 0; v < kGemmVectors; ++v) _mm512_storeu_ps(out + v * kGemmLanes, _mm512_load_ps(work.totals[m] + v * kGemmLanes));
     } else {
       std::memcpy(out, work.totals[m], static_cast<size_t>(rows) * sizeof(float));
     }

@@ -7,6 +7,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstring>
 #include <thread>
 
@@ -17,6 +18,7 @@
 #include "absl/strings/str_split.h"
 #include "common/base/check.h"
 #include "common/rpc/rpc.h"
+#include "hearth/v1/node.grpc.pb.h"
 
 namespace hearth::router::testing {
 namespace {
@@ -418,7 +420,16 @@ TestNode::TestNode(std::function<void(NodeConfig*)> configure, std::function<voi
   if (!started.ok()) std::fprintf(stderr, "%s\n", started.status().ToString().c_str());
   HEARTH_CHECK(started.ok());
   router = *std::move(started);
-  if (!before_start) WaitReady();
+  if (before_start) return;
+  WaitReady();
+  // /health asks for decode only; until prefill has answered once, long prompts go past it.
+  auto stub = v1::Router::NewStub(UnixChannel(config.RouterAdminSocket()));
+  HEARTH_CHECK(WaitFor([&] {
+    grpc::ClientContext context;
+    v1::RouterStatus status;
+    if (!stub->Status(&context, {}, &status).ok()) return false;
+    return std::all_of(status.workers().begin(), status.workers().end(), [](const auto& worker) { return worker.state() == "ready"; });
+  }));
 }
 
 TestNode::~TestNode() {

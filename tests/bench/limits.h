@@ -1,0 +1,27 @@
+// What this machine can do, measured beside the figures that are judged by it: shared machines swing by a factor of two within minutes, so only
+// ratios within one run count.
+// Room: tests/bench. Threads: the given pool's.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "common/device/host/thread_pool.h"
+
+namespace hearth {
+
+struct MemoryRun {
+  const uint8_t* data;
+  int64_t bytes;
+};
+
+// Seconds that reading all of it takes with all threads of the pool, each run cut into pieces of 256 KiB.
+double SecondsToRead(ThreadPool& pool, std::span<const MemoryRun> runs);
+
+// GFLOP/s of VDPBF16PS on registers alone, all threads of the pool; 0 where the CPU lacks it.
+double DotPeak(ThreadPool& pool);
+
+double Median(std::vector<double> values);
+
+}  // namespace hearth
