@@ -449,6 +449,7 @@ TEST(StrictJsonText, SaysWhereAndWhat) {
   const auto parse = [](std::string_view text) { return ParseModelConfig(text, ""); };
   ExpectRefused(parse(""), "config.json: is empty");
   ExpectRefused(parse("\xef\xbb\xbf{}"), "byte order mark");
+  ExpectRefused(parse(std::string("{}\0garbage", 10)), "zero byte");
   ExpectRefused(parse("{\n  \"rms_norm_eps\": NaN\n}"), "line 2, column 19 at key \"rms_norm_eps\"", "NaN");
   ExpectRefused(parse("{\"a\": {\"b\": Infinity}}"), "\"a.b\"", "Infinity is not a JSON number");
   ExpectRefused(parse("{\"a\": [1, -Infinity]}"), "\"a\"", "-Infinity is not");

@@ -113,6 +113,10 @@ absl::Status ParseJsonEvents(std::string_view what, std::string_view text, JsonE
   const auto error = [&](std::string_view message) { return absl::InvalidArgumentError(absl::StrCat(Sv(what), ": ", Sv(message))); };
   if (text.starts_with("\xef\xbb\xbf")) return error("starts with a byte order mark; save it as UTF-8 without BOM");
   if (text.find_first_not_of(" \t\r\n") == std::string_view::npos) return error("is empty");
+  // The library takes it for the end of the text.
+  if (const size_t zero = text.find('\0'); zero != std::string_view::npos) {
+    return error(absl::StrCat("not valid JSON: ", LineAndColumn(text, zero), ": a zero byte"));
+  }
   bool good = false;
   try {
     good = json::sax_parse(text.begin(), text.end(), &events, json::input_format_t::json, /*strict=*/true,

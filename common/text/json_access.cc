@@ -27,6 +27,8 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
 
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+  // The library takes it for the end of the text.
+  if (text.find('\0') != std::string::npos) return absl::InvalidArgumentError(absl::StrCat(path, ": not valid JSON: it has a zero byte"));
   try {
     return nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& error) {

@@ -30,6 +30,7 @@ def test_requests():
         hello = [{"role": "user", "content": "hi"}]
         refused(node, 400, None, raw=b"{not json")
         refused(node, 400, None, raw=b"")
+        refused(node, 400, None, raw=b'{"model":"m","messages":[{"role":"user","content":"hi"}]}\x00trailing', words=["zero byte"])
         refused(node, 400, None, raw=b"[1,2]")
         refused(node, 400, None, raw=b'{"model":"m","messages":[{"role":"user","content":"\xff\xfe"}]}')
         refused(node, 400, {"model": "m", "messages": []}, words=["messages"])

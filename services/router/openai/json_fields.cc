@@ -67,6 +67,10 @@ absl::StatusOr<Json> ParseJsonObject(std::string_view body) {
   if (body.find_first_not_of(" \t\r\n") == std::string_view::npos) {
     return WithCode(absl::InvalidArgumentError("the body is empty: send a JSON object"), "invalid_json");
   }
+  // The library takes it for the end of the text.
+  if (const size_t zero = body.find('\0'); zero != std::string_view::npos) {
+    return WithCode(absl::InvalidArgumentError(absl::StrFormat("the body is not valid JSON at byte %d: a zero byte", zero + 1)), "invalid_json");
+  }
   if (absl::Status depth = CheckDepth(body); !depth.ok()) return WithCode(depth, "invalid_json");
   Json value;
   try {
