@@ -111,10 +111,12 @@ absl::Status Scheduler::Admit(const Request& request) const {
         "context_length_exceeded");
   }
   if (draining_) return absl::UnavailableError("the node is stopping: send the request again to its successor");
-  absl::Status ready = gate_ ? gate_() : absl::OkStatus();
-  if (ready.ok() && !DecodeReadiness().ok()) {
+  // Store and workers are asked for the first time only now.
+  const bool just_started = Since(started_ns_) < options_.admit_grace;
+  absl::Status ready = gate_ && !just_started ? gate_() : absl::OkStatus();
+  if (ready.ok() && !just_started && !DecodeReadiness().ok()) {
     // A worker's restart takes seconds: those who come meanwhile queue.
-    if (Since(std::max(DecodeAwaySinceNs(), started_ns_)) > options_.admit_grace) ready = DecodeReadiness();
+    if (Since(DecodeAwaySinceNs()) > options_.admit_grace) ready = DecodeReadiness();
   }
   if (ready.ok() && !model_->Serves(model)) ready = Replaced();
   RETURN_IF_ERROR(ready);
@@ -273,6 +275,7 @@ void Scheduler::Dispatch() {
 
 void Scheduler::StartCall(const TrackPtr& track, WorkerLink* link) {
   Stream& stream = *track->stream;
+  track->owner->model = model_->Named(track->owner->model);
   const RequestOptions& options = track->owner->options;
   if (const std::string& weights = link->status().generation();
       stream.generation.empty() && !weights.empty() && !model_->IsOf(weights, *track->owner->model)) {

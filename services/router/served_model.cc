@@ -129,7 +129,7 @@ bool ServedModel::IsOf(const std::string& generation, const ModelInfo& info) {
     Refresh();  // its worker may have heard of it a moment before us
     at = find();
   }
-  return at != generations_.rend() && at->second == info.fingerprint;
+  return at != generations_.rend() && at->second == FingerprintOf(info);
 }
 
 void ServedModel::Stop() {

@@ -38,11 +38,9 @@ class ServedModel {
   // Calls back at once, or when the files are read; Unavailable when they can't be, ResourceExhausted when too many wait already.
   void WhenRead(std::function<void(absl::StatusOr<InfoPtr>)> use);
   // A request may have been read before the store named its model: the same files under the name that it has now.
-  InfoPtr Named(const InfoPtr& info) const {
-    return info->fingerprint.IsZero() && current_ != nullptr && current_->tokenizer == info->tokenizer ? current_ : info;
-  }
+  InfoPtr Named(const InfoPtr& info) const { return IsUnnamedCurrent(*info) ? current_ : info; }
   // Whether `info` is of the model that the store has now.
-  bool Serves(const ModelInfo& info) const { return info.fingerprint == wanted_.fingerprint; }
+  bool Serves(const ModelInfo& info) const { return FingerprintOf(info) == wanted_.fingerprint; }
   // Whether a worker of this generation computes that model. A generation that the store never named to us is none of ours.
   bool IsOf(const std::string& generation, const ModelInfo& info);
   // Called, on its own, after the store's model has become another one.
@@ -51,6 +49,10 @@ class ServedModel {
   void Stop();
 
  private:
+  bool IsUnnamedCurrent(const ModelInfo& info) const {
+    return info.fingerprint.IsZero() && current_ != nullptr && current_->tokenizer == info.tokenizer;
+  }
+  const Hash128& FingerprintOf(const ModelInfo& info) const { return IsUnnamedCurrent(info) ? current_->fingerprint : info.fingerprint; }
   struct Wanted {
     std::string model_dir;
     Hash128 fingerprint;
