@@ -42,11 +42,19 @@ std::vector<GenerationInfo> ListGenerations(const RegionPlace& place) {
   return list;
 }
 
+std::vector<RegionOwner> LivingOwners(const RegionPlace& place) {
+  std::vector<RegionOwner> owners;
+  for (std::string& path : ListRegions(place)) {
+    const ProcessId owner = OwnerOfRegionFile(path);
+    if (owner.pid != 0 && owner != SelfProcess() && IsAlive(owner)) owners.push_back({owner, std::move(path)});
+  }
+  return owners;
+}
+
 absl::StatusOr<std::vector<std::string>> UsersOfRegions(const RegionPlace& place) {
   std::set<std::string> users;
+  for (const RegionOwner& owner : LivingOwners(place)) users.insert(absl::StrCat("weightstore (pid ", owner.process.pid, ")"));
   for (const RegionFile& file : ListRegionFiles(place)) {
-    const ProcessId owner = OwnerOfRegionFile(file.path);
-    if (owner.pid != 0 && owner != SelfProcess() && IsAlive(owner)) users.insert(absl::StrCat("weightstore (pid ", owner.pid, ")"));
     if (!file.generation) continue;
     if (file.what == kManifestWhat) {
       const absl::Status locked = RegionLock::Acquire(file.path).status();

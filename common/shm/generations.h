@@ -29,6 +29,13 @@ struct GenerationInfo {
 // Every generation of which at least one file is there, sorted by hex. Reads headers and manifests, no weight.
 std::vector<GenerationInfo> ListGenerations(const RegionPlace& place);
 
+// Living processes, other than this, that own regions of the node by their headers: one entry a region.
+struct RegionOwner {
+  ProcessId process;
+  std::string path;
+};
+std::vector<RegionOwner> LivingOwners(const RegionPlace& place);
+
 // Living processes that own or use the node's regions, each as a few words; empty: nobody. Whoever removes must ask first.
 // Errors: what of the regions can't be looked at, for a reason that says nothing of them.
 absl::StatusOr<std::vector<std::string>> UsersOfRegions(const RegionPlace& place);

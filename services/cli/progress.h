@@ -16,7 +16,7 @@ namespace hearth {
 
 class ProgressBar {
  public:
-  explicit ProgressBar(std::string what) : what_(std::move(what)), terminal_(isatty(STDERR_FILENO)), start_ns_(MonotonicNowNs()) {}
+  explicit ProgressBar(std::string what) : what_(std::move(what)), terminal_(isatty(STDERR_FILENO)) {}
   ~ProgressBar() {
     if (terminal_ && drawn_) std::cerr << "\n";
   }
@@ -27,10 +27,9 @@ class ProgressBar {
     if (done >= total && complete_) return;
     complete_ = done >= total;
     last_ns_ = now;
-    drawn_ = true;
     // What was done before the bar came (another process may have begun it) has no rate.
-    if (!begun_) {
-      begun_ = true;
+    if (!drawn_) {
+      drawn_ = true;
       done_before_ = done;
       start_ns_ = now;
     }
@@ -46,9 +45,8 @@ class ProgressBar {
 
   const std::string what_;
   const bool terminal_;
-  int64_t start_ns_;
+  int64_t start_ns_ = 0;
   uint64_t done_before_ = 0;
-  bool begun_ = false;
   int64_t last_ns_ = 0;
   bool drawn_ = false;
   bool complete_ = false;

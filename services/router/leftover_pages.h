@@ -7,7 +7,6 @@
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <memory>
 #include <vector>
 
@@ -47,7 +46,7 @@ class LeftoverPages {
 
   EventLoop* loop_;
   StoreClient* store_;
-  std::deque<Left> left_;  // oldest first
+  std::vector<Left> left_;
   std::vector<Due> due_;
   int64_t attached_since_ns_ = 0;  // the store was away until then, as far as was looked
   bool asking_ = false;            // the store, for what was due

@@ -108,14 +108,10 @@ uint64_t Generations::ConfigStamp() const {
 // ---- Start ----
 
 absl::Status Generations::CheckAlone() const {
-  for (const std::string& path : ListRegions(place_)) {
-    const ProcessId owner = OwnerOfRegionFile(path);
-    if (owner.pid != 0 && owner != SelfProcess() && IsAlive(owner)) {
-      return absl::FailedPreconditionError(absl::StrCat("node '", place_.node, "' has a weight store already: process ", owner.pid, " owns ", path,
-                                                        "; stop it, or choose another node.name"));
-    }
-  }
-  return absl::OkStatus();
+  const std::vector<RegionOwner> owners = LivingOwners(place_);
+  if (owners.empty()) return absl::OkStatus();
+  return absl::FailedPreconditionError(absl::StrCat("node '", place_.node, "' has a weight store already: process ", owners[0].process.pid, " owns ",
+                                                    owners[0].path, "; stop it, or choose another node.name"));
 }
 
 absl::Status Generations::MakePoolAndTable(const Hash128& generation, const Sizes& sizes, const Origin& origin,

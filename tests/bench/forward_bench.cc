@@ -100,7 +100,7 @@ absl::Status Run(Flags flags) {
     for (size_t i = 0; i < batch; ++i) {
       RETURN_IF_ERROR(harness->Feed(Form::kPrefill, streams[i], Ids(flags.context, static_cast<uint32_t>(i), harness->vocab()), 128, false).status());
     }
-    std::vector<double> step_seconds, ratios, rates, bytes_read;
+    StepsBesideReads timed;
     for (int64_t step = 0; step <= flags.steps; ++step) {
       std::vector<ModelHarness::Part> parts;
       for (size_t i = 0; i < batch; ++i)
@@ -119,14 +119,11 @@ absl::Status Run(Flags flags) {
       for (const MemoryRun& run : runs) bytes += static_cast<double>(run.bytes);
       const double read = SecondsToRead(pool, runs);
       if (step == 0) continue;  // warms up
-      step_seconds.push_back(taken);
-      ratios.push_back(read / taken);
-      rates.push_back(bytes / read * 1e-9);
-      bytes_read.push_back(bytes);
+      timed.Add(taken, read, bytes);
     }
     std::printf("decode  batch %zu:      %10.1f tokens/s  (%.2f ms a step: %.2f GB of weights, %.1f GB/s, %.0f %% of a plain read's %.1f)\n", batch,
-                static_cast<double>(batch) / Median(step_seconds), Median(step_seconds) * 1e3, Median(bytes_read) * 1e-9,
-                Median(bytes_read) / Median(step_seconds) * 1e-9, 100 * Median(ratios), Median(rates));
+                static_cast<double>(batch) / timed.seconds(), timed.seconds() * 1e3, timed.bytes() * 1e-9, timed.rate() * 1e-9, 100 * timed.of_read(),
+                timed.read_rate() * 1e-9);
     std::fflush(stdout);
   }
   return absl::OkStatus();
@@ -149,11 +146,7 @@ int main(int argc, char** argv) {
       return 2;
     }
     const char* value = argv[++i];
-    if (name == "--threads") {
-      flags.harness.device.num_threads = std::atoi(value);
-    } else if (name == "--terms") {
-      flags.harness.device.activation_terms = std::atoi(value);
-    } else if (name == "--shards") {
+    if (name == "--shards") {
       flags.harness.num_shards = flags.harness.device.num_pools = std::atoi(value);
     } else if (name == "--context") {
       flags.context = std::atol(value);
@@ -161,9 +154,7 @@ int main(int argc, char** argv) {
       flags.steps = std::atol(value);
     } else if (name == "--prefill") {
       flags.prefill = std::atol(value);
-    } else if (name == "--isa" && hearth::IsaFromName(value).has_value()) {
-      flags.harness.device.isa = hearth::IsaFromName(value);
-    } else {
+    } else if (!hearth::TakeDeviceFlag(name, value, &flags.harness.device)) {
       std::fprintf(stderr, "unknown flag or value: %s %s\n", name.c_str(), value);
       return 2;
     }

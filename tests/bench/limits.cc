@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdlib>
 #include <cstring>
 
 #include "common/base/time.h"
@@ -77,6 +78,20 @@ double Median(std::vector<double> values) {
   if (values.empty()) return 0;
   std::nth_element(values.begin(), values.begin() + static_cast<int64_t>(values.size() / 2), values.end());
   return values[values.size() / 2];
+}
+
+bool TakeDeviceFlag(std::string_view name, const char* value, HostDeviceOptions* options) {
+  if (name == "--threads") {
+    options->num_threads = std::atoi(value);
+  } else if (name == "--terms") {
+    options->activation_terms = std::atoi(value);
+  } else if (name == "--isa") {
+    options->isa = IsaFromName(value);
+    return options->isa.has_value();
+  } else {
+    return false;
+  }
+  return true;
 }
 
 }  // namespace hearth

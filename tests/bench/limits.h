@@ -5,8 +5,10 @@
 
 #include <cstdint>
 #include <span>
+#include <string_view>
 #include <vector>
 
+#include "common/device/host/host_device.h"
 #include "common/device/host/thread_pool.h"
 
 namespace hearth {
@@ -23,5 +25,27 @@ double SecondsToRead(ThreadPool& pool, std::span<const MemoryRun> runs);
 double DotPeak(ThreadPool& pool);
 
 double Median(std::vector<double> values);
+
+// Steps, each with a plain read of as many bytes right behind it; medians.
+class StepsBesideReads {
+ public:
+  void Add(double step_seconds, double read_seconds, double bytes) {
+    seconds_.push_back(step_seconds);
+    bytes_.push_back(bytes);
+    read_rates_.push_back(bytes / read_seconds);
+    ratios_.push_back(read_seconds / step_seconds);
+  }
+  double seconds() const { return Median(seconds_); }
+  double bytes() const { return Median(bytes_); }
+  double rate() const { return bytes() / seconds(); }
+  double read_rate() const { return Median(read_rates_); }
+  double of_read() const { return Median(ratios_); }  // 1: as fast as the read
+
+ private:
+  std::vector<double> seconds_, bytes_, read_rates_, ratios_;
+};
+
+// --threads, --terms and --isa, which every bench of a host device has; false for other names and for values that mean nothing.
+bool TakeDeviceFlag(std::string_view name, const char* value, HostDeviceOptions* options);
 
 }  // namespace hearth

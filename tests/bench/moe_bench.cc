@@ -103,7 +103,7 @@ absl::Status Run(const Flags& flags) {
     std::vector<bf16> x(static_cast<size_t>(m * terms * flags.hidden));
     for (bf16& v : x) v = ToBf16(normal(random));
     std::vector<float> weights(static_cast<size_t>(m * flags.top_k), 0.125f), out(static_cast<size_t>(m * flags.hidden));
-    std::vector<double> step_seconds, read_rates, ratios, distinct_counts;
+    StepsBesideReads steps;
     for (int64_t round = -1; round < flags.rounds; ++round) {
       std::vector<int32_t> ids;
       std::set<int32_t> distinct;
@@ -136,15 +136,11 @@ absl::Status Run(const Flags& flags) {
       const double step = static_cast<double>(MonotonicNowNs() - begin) * 1e-9;
       const double read = SecondsToRead(device->pool(), others);
       if (round < 0) continue;  // warms up
-      const double bytes = static_cast<double>(runs.size()) * static_cast<double>(runs[0].bytes);
-      step_seconds.push_back(step);
-      read_rates.push_back(bytes / read * 1e-9);
-      ratios.push_back(read / step);
-      distinct_counts.push_back(static_cast<double>(runs.size()));
+      steps.Add(step, read, static_cast<double>(runs.size()) * static_cast<double>(runs[0].bytes));
     }
-    const double bytes = Median(distinct_counts) * static_cast<double>(experts.Run(0).bytes);
-    std::printf("%5ld  %7.0f  %5.2f GB  %6.2f ms  %5.1f GB/s  %5.1f GB/s  %8.0f %%\n", static_cast<long>(m), Median(distinct_counts), bytes * 1e-9,
-                Median(step_seconds) * 1e3, bytes / Median(step_seconds) * 1e-9, Median(read_rates), Median(ratios) * 100);
+    std::printf("%5ld  %7.0f  %5.2f GB  %6.2f ms  %5.1f GB/s  %5.1f GB/s  %8.0f %%\n", static_cast<long>(m),
+                steps.bytes() / static_cast<double>(experts.Run(0).bytes), steps.bytes() * 1e-9, steps.seconds() * 1e3, steps.rate() * 1e-9,
+                steps.read_rate() * 1e-9, steps.of_read() * 100);
     std::fflush(stdout);
   }
   return absl::OkStatus();
@@ -168,13 +164,7 @@ int main(int argc, char** argv) {
       flags.intermediate = std::atol(value);
     } else if (name == "--rounds") {
       flags.rounds = std::atol(value);
-    } else if (name == "--threads") {
-      flags.device.num_threads = std::atoi(value);
-    } else if (name == "--terms") {
-      flags.device.activation_terms = std::atoi(value);
-    } else if (name == "--isa" && hearth::IsaFromName(value).has_value()) {
-      flags.device.isa = hearth::IsaFromName(value);
-    } else {
+    } else if (!hearth::TakeDeviceFlag(name, value, &flags.device)) {
       std::fprintf(stderr, "unknown flag or value: %s %s\n", name.c_str(), value);
       return 2;
     }

@@ -8,7 +8,6 @@
 
 #include <immintrin.h>
 
-#include <array>
 #include <cstring>
 #include <utility>
 
@@ -175,19 +174,19 @@ __attribute__((noinline)) void MultiplyTile(const GemmStep& step, const bf16* x,
 }
 
 template <int V, int... T>
-constexpr auto TileKernels(std::integer_sequence<int, T...>) {
-  return std::array<void (*)(const GemmStep&, const bf16*, float(*)[kGemmRows]), sizeof...(T)>{MultiplyTile<V, T + 1>...};
+HEARTH_INLINE void MultiplyPart(std::integer_sequence<int, T...>, const GemmStep& step, const bf16* x, int64_t count, float (*totals)[kGemmRows]) {
+  static constexpr void (*kKernels[])(const GemmStep&, const bf16*, float(*)[kGemmRows]) = {MultiplyTile<V, T + 1>...};
+  kKernels[count - 1](step, x, totals);
 }
 
 // In even parts of at most kGemmAtOnce tokens: a rest of one or two would wait for its own sums most of the time.
 template <int V>
 void MultiplyTokens(const GemmStep& step, const bf16* x, int64_t m_count, float (*totals)[kGemmRows]) {
-  static constexpr auto kKernels = TileKernels<V>(std::make_integer_sequence<int, kGemmAtOnce>());
   const int64_t parts = (m_count + kGemmAtOnce - 1) / kGemmAtOnce;
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t begin = part * m_count / parts;
     const int64_t count = (part + 1) * m_count / parts - begin;
-    kKernels[static_cast<size_t>(count - 1)](step, x + begin * step.ldx, totals + begin);
+    MultiplyPart<V>(std::make_integer_sequence<int, kGemmAtOnce>(), step, x + begin * step.ldx, count, totals + begin);
   }
 }
 
