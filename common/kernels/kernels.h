@@ -89,6 +89,13 @@ struct KernelTable {
   // y[i] += a * x[i]
   void (*axpy)(float a, const float* x, float* y, int64_t n);
 
+  // The largest of x [n], n >= 1; NaN if one of them is NaN or infinite.
+  float (*max_finite)(const float* x, int64_t n);
+
+  // sum over i of exp((x[i] - top) * factor), for a softmax at temperature 1 / factor; x, out [n]. `out` takes the addends and may be null.
+  // The addends are the same bits whatever n and the place in x.
+  float (*exp_sum)(const float* x, int64_t n, float top, float factor, float* out);
+
   // Absorbed MLA over a run of consecutive positions of one page, for `heads` query heads that share the cached latent:
   //   score[h, j] = scale * (q_latent[h] . kv[j, 0:rank] + q_rope[h] . kv[j, rank:rank+rope]);  running softmax;
   //   acc[h] += exp(score - max) * kv[j, 0:rank].

@@ -479,6 +479,45 @@ TEST_P(KernelsTest, AttentionExpandedOverPages) {
   }
 }
 
+TEST_P(KernelsTest, MaxFiniteFindsTheLargestAndWhatIsNotFinite) {
+  for (const int64_t n : {1, 2, 7, 15, 16, 17, 255, 256, 1000}) {
+    GuardedArray<float> x(n);
+    FillGaussian(rng_, {x.data(), static_cast<size_t>(n)});
+    for (int64_t i = 0; i < n; ++i) x[i] -= 100.0f;  // below what an empty lane holds
+    float best = x[0];
+    for (int64_t i = 0; i < n; ++i) best = std::max(best, x[i]);
+    EXPECT_EQ(k().max_finite(x.data(), n), best) << n;
+    for (const int64_t at : {int64_t{0}, n / 2, n - 1}) {
+      const float kept = x[at];
+      for (const float bad : {INFINITY, -INFINITY, std::nanf("")}) {
+        x[at] = bad;
+        EXPECT_TRUE(std::isnan(k().max_finite(x.data(), n))) << bad << " at " << at << " of " << n;
+      }
+      x[at] = kept;
+    }
+  }
+}
+
+TEST_P(KernelsTest, ExpSumAddsWhatItShows) {
+  for (const int64_t n : {1, 3, 15, 16, 17, 31, 256, 1000}) {
+    GuardedArray<float> x(n), out(n);
+    FillGaussian(rng_, {x.data(), static_cast<size_t>(n)});
+    const float top = 4.0f, factor = 1.3f;
+    const float sum = k().exp_sum(x.data(), n, top, factor, out.data());
+    double want = 0;
+    for (int64_t i = 0; i < n; ++i) {
+      const double addend = std::exp(static_cast<double>((x[i] - top) * factor));
+      ASSERT_NEAR(out[i], addend, 2 * kEpsilon * addend);
+      want += addend;
+      float alone = 0;
+      k().exp_sum(x.data() + i, 1, top, factor, &alone);
+      ASSERT_EQ(Bits(alone), Bits(out[i])) << i << " of " << n;
+    }
+    EXPECT_NEAR(sum, want, 1e-6 * want) << n;
+    EXPECT_EQ(Bits(k().exp_sum(x.data(), n, top, factor, nullptr)), Bits(sum));
+  }
+}
+
 // One query of one element and values that are 1 at one position alone: acc is exp(score - max) itself.
 struct TinyAttention {
   explicit TinyAttention(const KernelTable& kernels) : kernels(kernels) {}

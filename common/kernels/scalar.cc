@@ -123,6 +123,26 @@ void Axpy(float a, const float* x, float* y, int64_t n) {
   for (int64_t i = 0; i < n; ++i) y[i] += a * x[i];
 }
 
+float MaxFinite(const float* x, int64_t n) {
+  float best = x[0];
+  float zero = 0.0f;  // becomes NaN at the first x that is not finite
+  for (int64_t i = 0; i < n; ++i) {
+    best = x[i] > best ? x[i] : best;
+    zero += x[i] * 0.0f;
+  }
+  return best + zero;
+}
+
+float ExpSum(const float* x, int64_t n, float top, float factor, float* out) {
+  float sum = 0.0f;
+  for (int64_t i = 0; i < n; ++i) {
+    const float weight = PortableExp((x[i] - top) * factor);
+    if (out != nullptr) out[i] = weight;
+    sum += weight;
+  }
+  return sum;
+}
+
 float Dot(const bf16* a, const bf16* b, int64_t n, float sum) {
   for (int64_t i = 0; i < n; ++i) sum += ToFloat(a[i]) * ToFloat(b[i]);
   return sum;
@@ -188,6 +208,8 @@ constinit const KernelTable kScalarTable = {
     .linear_transposed = LinearTransposed,
     .silu_mul = SiluMul,
     .axpy = Axpy,
+    .max_finite = MaxFinite,
+    .exp_sum = ExpSum,
     .mla_absorbed = MlaAbsorbed,
     .attention_expanded = AttentionExpanded,
 };

@@ -4,9 +4,11 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <random>
 #include <set>
 
@@ -132,6 +134,88 @@ TEST(Sampler, ADrawDependsOnSeedAndPositionAlone) {
     ids.push_back(a);
   }
   EXPECT_GT(std::set<int32_t>(ids.begin(), ids.end()).size(), 10u);
+}
+
+// The documented order of options, by sorting everything and adding up in double.
+int32_t PlainDraw(const StreamRequest& request, const std::vector<float>& logits) {
+  const SamplingParams& p = request.sampling;
+  std::vector<int32_t> ids(logits.size());
+  std::iota(ids.begin(), ids.end(), 0);
+  std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) { return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)]; });
+  const double max = logits[static_cast<size_t>(ids.front())];
+  const auto weight = [&](int32_t id) { return std::exp((logits[static_cast<size_t>(id)] - max) / static_cast<double>(p.temperature)); };
+  while (weight(ids.back()) < p.min_p) ids.pop_back();
+  if (p.top_k > 0) ids.resize(std::min(ids.size(), static_cast<size_t>(p.top_k)));
+  double all = 0;
+  for (const int32_t id : ids) all += weight(id);
+  if (p.top_p < 1.0f) {
+    double kept = 0;
+    size_t count = 0;
+    while (count < ids.size() && (count == 0 || kept < p.top_p * all)) kept += weight(ids[count++]);
+    ids.resize(count);
+    all = kept;
+  }
+  std::sort(ids.begin(), ids.end());
+  double left = UniformAt(request.seed, request.tokens.size()) * all;
+  for (const int32_t id : ids) {
+    left -= weight(id);
+    if (left < 0) return id;
+  }
+  return ids.back();
+}
+
+TEST(Sampler, DrawsWhatSortingTheVocabularyWouldDraw) {
+  std::mt19937 random(11);
+  for (const size_t vocab : {1, 5, 255, 256, 257, 5000}) {
+    for (const float spread : {0.0f, 0.02f, 1.0f, 6.0f}) {
+      std::vector<float> logits(vocab);
+      for (float& x : logits) x = std::normal_distribution<float>(-3, 1)(random) * spread;
+      for (const SamplingParams& sampling : {SamplingParams{},
+                                             {.temperature = 0.6f},
+                                             {.temperature = 0.3f, .top_p = 0.9f},
+                                             {.top_p = 0.999f},
+                                             {.top_p = 0.05f},
+                                             {.top_k = 3},
+                                             {.top_k = 700},
+                                             {.temperature = 2.0f, .min_p = 0.05f},
+                                             {.top_p = 0.8f, .top_k = 40, .min_p = 0.001f},
+                                             {.top_p = 0.5f, .min_p = 0.02f}}) {
+        Sampler sampler;
+        StreamRequest request = Request(sampling);
+        for (uint64_t seed = 0; seed < 40; ++seed) {
+          request.seed = seed;
+          ASSERT_EQ(sampler.Draw(request, logits.data(), static_cast<int64_t>(vocab))->id, PlainDraw(request, logits))
+              << "vocabulary " << vocab << " spread " << spread << " temperature " << sampling.temperature << " top_p " << sampling.top_p << " top_k "
+              << sampling.top_k << " min_p " << sampling.min_p << " seed " << seed;
+        }
+      }
+    }
+  }
+}
+
+TEST(Sampler, TheBestLogprobsAreTheBestOfTheWholeVocabulary) {
+  std::mt19937 random(12);
+  std::vector<float> logits(3001);
+  for (float& x : logits) x = std::round(std::normal_distribution<float>(0, 3)(random));  // many ties
+  for (const int32_t k : {0, 1, 5, 12, 20, 3001}) {
+    StreamRequest request = Request({});
+    request.num_logprobs = k;
+    Sampler sampler;
+    const TokenEvent event = *sampler.Draw(request, logits.data(), 3001);
+    std::vector<int32_t> ids(logits.size());
+    std::iota(ids.begin(), ids.end(), 0);
+    std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) { return logits[static_cast<size_t>(a)] > logits[static_cast<size_t>(b)]; });
+    ASSERT_EQ(event.top.size(), static_cast<size_t>(k));
+    for (size_t i = 0; i < event.top.size(); ++i) ASSERT_EQ(event.top[i].id, ids[i]) << "place " << i << " of " << k;
+  }
+}
+
+TEST(Sampler, BiasBeyondF32IsTheRequestsOwnError) {
+  Sampler sampler;
+  StreamRequest request = Request({.repetition_penalty = 1e-38f});
+  request.tokens = {2, 2};
+  const std::vector<float> large = {1, 2, 3e5f};
+  EXPECT_TRUE(absl::IsInvalidArgument(sampler.Draw(request, large.data(), 3).status()));
 }
 
 TEST(Sampler, UniformIsUniform) {

@@ -1,4 +1,4 @@
-// The kernels that walk one vector of numbers: to_bf16, rms_norm, silu_mul, axpy.
+// The kernels that walk one vector of numbers: to_bf16, rms_norm, silu_mul, axpy, max_finite, exp_sum.
 // Included by the files of this folder only; see isa_local.h.
 #pragma once
 
@@ -63,6 +63,50 @@ void Axpy(float a, const float* x, float* y, int64_t n) {
   int64_t i = 0;
   for (; i + V::kLanes <= n; i += V::kLanes) V::Store(y + i, V::Fma(factor, V::Load(x + i), V::Load(y + i)));
   if (i < n) V::StoreN(y + i, V::Fma(factor, V::LoadN(x + i, n - i), V::LoadN(y + i, n - i)), n - i);
+}
+
+template <class V>
+float MaxFinite(const float* x, int64_t n) {
+  float best = x[0];
+  float zero = 0;  // becomes NaN at the first x that is not finite
+  int64_t i = 0;
+  if (n >= V::kLanes) {
+    typename V::F lanes = V::Load(x);
+    typename V::F zeros = V::Zero();
+    for (; i + V::kLanes <= n; i += V::kLanes) {
+      const typename V::F xs = V::Load(x + i);
+      lanes = V::Max(lanes, xs);
+      zeros = V::Fma(xs, V::Zero(), zeros);
+    }
+    zero = V::ReduceAdd(zeros);
+    float values[V::kLanes];
+    V::Store(values, lanes);
+    for (const float value : values) best = value > best ? value : best;
+  }
+  for (; i < n; ++i) {
+    best = x[i] > best ? x[i] : best;
+    zero += x[i] * 0.0f;
+  }
+  return best + zero;
+}
+
+template <class V>
+float ExpSum(const float* x, int64_t n, float top, float factor, float* out) {
+  const typename V::F tops = V::Set(top);
+  const typename V::F factors = V::Set(factor);
+  const auto weigh = [&](typename V::F xs) __attribute__((always_inline)) { return Exp<V>(V::Mul(V::Sub(xs, tops), factors)); };
+  typename V::F sum = V::Zero();
+  int64_t i = 0;
+  for (; i + V::kLanes <= n; i += V::kLanes) {
+    const typename V::F weights = weigh(V::Load(x + i));
+    if (out != nullptr) V::Store(out + i, weights);
+    sum = V::Add(sum, weights);
+  }
+  if (i == n) return V::ReduceAdd(sum);
+  float tail[V::kLanes] = {};
+  V::StoreN(tail, weigh(V::LoadN(x + i, n - i)), n - i);
+  if (out != nullptr) V::StoreN(out + i, V::Load(tail), n - i);
+  return V::ReduceAdd(V::Add(sum, V::Load(tail)));
 }
 
 }  // namespace

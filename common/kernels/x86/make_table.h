@@ -25,6 +25,8 @@ struct TableOf {
       .linear_transposed = LinearTransposed<Path>,
       .silu_mul = SiluMul<V>,
       .axpy = Axpy<V>,
+      .max_finite = MaxFinite<V>,
+      .exp_sum = ExpSum<V>,
       .mla_absorbed = MlaAbsorbed<Path>,
       .attention_expanded = AttentionExpanded<Path>,
   };
