@@ -5,30 +5,23 @@
 
 namespace hearth {
 
-size_t DTypeBytes(DType dtype) {
-  switch (dtype) {
-    case DType::kF32: return 4;
-    case DType::kF16:
-    case DType::kBF16: return 2;
-    case DType::kF8E4M3: return 1;
-    case DType::kInvalid: break;
-  }
-  return 0;
-}
-
 std::string_view DTypeName(DType dtype) {
   switch (dtype) {
     case DType::kF32: return "F32";
     case DType::kF16: return "F16";
     case DType::kBF16: return "BF16";
     case DType::kF8E4M3: return "F8_E4M3";
+    case DType::kQ8_0: return "Q8_0";
+    case DType::kQ6_K: return "Q6_K";
+    case DType::kQ4_K: return "Q4_K";
+    case DType::kI4G32: return "I4_G32";
     case DType::kInvalid: break;
   }
   return "invalid";
 }
 
 std::optional<DType> DTypeFromName(std::string_view name) {
-  for (DType d : {DType::kF32, DType::kF16, DType::kBF16, DType::kF8E4M3}) {
+  for (DType d : kAllDTypes) {
     if (name == DTypeName(d)) return d;
   }
   return std::nullopt;

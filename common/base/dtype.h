@@ -10,10 +10,48 @@
 namespace hearth {
 
 // Stable numbers: they are written into weight images and KV pools.
-enum class DType : uint32_t { kInvalid = 0, kF32 = 1, kF16 = 2, kBF16 = 3, kF8E4M3 = 4 };
+enum class DType : uint32_t {
+  kInvalid = 0,
+  kF32 = 1,
+  kF16 = 2,
+  kBF16 = 3,
+  kF8E4M3 = 4,
+  // Block formats: quantized integers beside their scales, quant_blocks.h.
+  kQ8_0 = 5,
+  kQ6_K = 6,
+  kQ4_K = 7,
+  kI4G32 = 8,
+};
+inline constexpr DType kAllDTypes[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kF8E4M3,
+                                       DType::kQ8_0, DType::kQ6_K, DType::kQ4_K, DType::kI4G32};
 
-size_t DTypeBytes(DType dtype);
-// The safetensors spelling: "F32", "F16", "BF16", "F8_E4M3".
+// The smallest run of a row's elements that has bytes of its own: one element, or a block of a block format.
+struct DTypeBlock {
+  int64_t elements = 0;
+  int64_t bytes = 0;
+};
+constexpr DTypeBlock BlockOf(DType dtype) {
+  switch (dtype) {
+    case DType::kF32: return {1, 4};
+    case DType::kF16:
+    case DType::kBF16: return {1, 2};
+    case DType::kF8E4M3: return {1, 1};
+    case DType::kQ8_0: return {32, 34};
+    case DType::kQ6_K: return {256, 210};
+    case DType::kQ4_K: return {256, 144};
+    case DType::kI4G32: return {32, 18};
+    case DType::kInvalid: break;
+  }
+  return {1, 0};
+}
+// Rows of these are whole blocks: their length is a multiple of BlockOf(dtype).elements.
+constexpr bool IsBlockFormat(DType dtype) { return BlockOf(dtype).elements > 1; }
+// Bytes of `n` elements, a multiple of the block.
+constexpr uint64_t DTypeBytes(DType dtype, uint64_t n) {
+  const DTypeBlock block = BlockOf(dtype);
+  return n / static_cast<uint64_t>(block.elements) * static_cast<uint64_t>(block.bytes);
+}
+// "F32", "F16", "BF16", "F8_E4M3" as safetensors spells them, "Q8_0", "Q6_K", "Q4_K" as GGUF does, "I4_G32".
 std::string_view DTypeName(DType dtype);
 std::optional<DType> DTypeFromName(std::string_view name);
 

@@ -34,7 +34,7 @@ std::string OpCost::ToString() const {
 }
 
 double WeightViewBytes(const WeightView& w) {
-  double bytes = static_cast<double>(w.rows) * w.cols * DTypeBytes(w.dtype);
+  double bytes = static_cast<double>(w.rows) * static_cast<double>(DTypeBytes(w.dtype, static_cast<uint64_t>(w.cols)));
   if (w.dtype == DType::kF8E4M3) {
     const int64_t first = w.scale_row0 / kScaleBlock;
     const int64_t last = w.rows == 0 ? first : ScaleBlocks(w.scale_row0 + w.rows);
@@ -51,7 +51,10 @@ double ExpectedDistinctExperts(int64_t num_experts, int64_t top_k, int64_t m) {
 
 OpCost CostOf(const EmbedArgs& a) {
   const double row = static_cast<double>(a.m) * a.table.cols;
-  return {.flops = 0, .weight_bytes = row * DTypeBytes(a.table.dtype), .activation_bytes = row * kF32, .kv_bytes = 0};
+  return {.flops = 0,
+          .weight_bytes = static_cast<double>(a.m) * static_cast<double>(DTypeBytes(a.table.dtype, static_cast<uint64_t>(a.table.cols))),
+          .activation_bytes = row * kF32,
+          .kv_bytes = 0};
 }
 
 OpCost CostOf(const RmsNormArgs& a) {
@@ -130,7 +133,7 @@ OpCost CostOf(const GateArgs& a) {
 
 OpCost CostOf(const ExpertsArgs& a) {
   const double elements = 3.0 * static_cast<double>(a.hidden) * a.intermediate;
-  double record = elements * DTypeBytes(a.weight_dtype);
+  double record = 3.0 * static_cast<double>(DTypeBytes(a.weight_dtype, static_cast<uint64_t>(a.hidden) * static_cast<uint64_t>(a.intermediate)));
   if (a.weight_dtype == DType::kF8E4M3) record += 3 * Blocks(a.hidden) * Blocks(a.intermediate) * kF32;
   const double pairs = static_cast<double>(a.m) * a.top_k;
   return {.flops = 2 * pairs * a.terms * elements,

@@ -89,7 +89,7 @@ absl::Status CheckValues(const std::string& name, DType dtype, const void* data,
       case DType::kBF16: return Check<Bf16Weight>(name, dtype, data, count, false);
       case DType::kF16: return Check<F16Weight>(name, dtype, data, count, false);
       case DType::kF32: return Check<F32Weight>(name, dtype, data, count, false);
-      case DType::kInvalid: break;
+      default: break;
     }
   }
   return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(name), ": values of type ", std::string(DTypeName(dtype)),

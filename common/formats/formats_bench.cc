@@ -18,7 +18,7 @@ void BM_CheckValues(benchmark::State& state) {
   const DType dtype = static_cast<DType>(state.range(0));
   std::vector<uint8_t> data(256 << 20, 0x38);
   for (auto _ : state) {
-    HEARTH_CHECK(CheckValues("w", dtype, data.data(), data.size() / DTypeBytes(dtype), false).ok());
+    HEARTH_CHECK(CheckValues("w", dtype, data.data(), data.size() / DTypeBytes(dtype, 1), false).ok());
   }
   state.SetBytesProcessed(static_cast<int64_t>(state.iterations()) * static_cast<int64_t>(data.size()));
   state.SetLabel(std::string(DTypeName(dtype)));

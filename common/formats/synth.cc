@@ -43,7 +43,7 @@ struct SynthTensor {
     for (const int64_t d : shape) n *= static_cast<uint64_t>(d);
     return n;
   }
-  uint64_t bytes() const { return count() * DTypeBytes(spec.dtype); }
+  uint64_t bytes() const { return DTypeBytes(spec.dtype, count()); }
 };
 
 struct Shard {
@@ -99,7 +99,7 @@ std::vector<Shard> CutShards(std::vector<SynthTensor> tensors, uint64_t shard_by
     shards[i].file = shards.size() == 1 ? "model.safetensors" : absl::StrFormat("model-%05d-of-%05d.safetensors", i + 1, shards.size());
     // Widest elements first, as the format's own writer does it: every tensor is then aligned to its element.
     std::stable_sort(shards[i].tensors.begin(), shards[i].tensors.end(),
-                     [](const SynthTensor& a, const SynthTensor& b) { return DTypeBytes(a.spec.dtype) > DTypeBytes(b.spec.dtype); });
+                     [](const SynthTensor& a, const SynthTensor& b) { return DTypeBytes(a.spec.dtype, 1) > DTypeBytes(b.spec.dtype, 1); });
   }
   return shards;
 }

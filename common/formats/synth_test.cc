@@ -53,9 +53,9 @@ void ExpectGoodModel(const std::string& dir) {
   ASSERT_TRUE(fits.ok()) << fits;
   for (const auto& [name, tensor] : checkpoint->tensors()) {
     const std::string bytes = TensorBytes(*checkpoint, name);
-    const absl::Status good = CheckValues(name, tensor.dtype, bytes.data(), bytes.size() / DTypeBytes(tensor.dtype), name.ends_with("_scale_inv"));
+    const absl::Status good = CheckValues(name, tensor.dtype, bytes.data(), bytes.size() / DTypeBytes(tensor.dtype, 1), name.ends_with("_scale_inv"));
     ASSERT_TRUE(good.ok()) << good;
-    EXPECT_EQ(tensor.offset % DTypeBytes(tensor.dtype), 0u) << name;
+    EXPECT_EQ(tensor.offset % DTypeBytes(tensor.dtype, 1), 0u) << name;
   }
 }
 

@@ -58,7 +58,7 @@ SynthValues::SynthValues(uint64_t seed) : seed_(seed), normals_(kNormals) {
 const std::vector<unsigned char>& SynthValues::Pool(const SynthSpec& spec) {
   std::vector<unsigned char>& pool = pools_[Key{{spec.dtype, spec.log_normal}, {spec.mean, spec.spread}}];
   if (!pool.empty()) return pool;
-  const size_t element = DTypeBytes(spec.dtype);
+  const size_t element = DTypeBytes(spec.dtype, 1);
   std::vector<unsigned char> table(kNormals * element);
   for (size_t i = 0; i < kNormals; ++i) {
     const double x = normals_[i];

@@ -50,7 +50,7 @@ class SynthValues {
   absl::Status Stream(std::string_view name, const SynthSpec& spec, uint64_t count, Write write) {
     const std::vector<unsigned char>& pool = Pool(spec);
     SynthRandom random(seed_, name);
-    const uint64_t element = DTypeBytes(spec.dtype);
+    const uint64_t element = DTypeBytes(spec.dtype, 1);
     const uint64_t pool_elements = pool.size() / element;
     for (uint64_t done = 0; done < count;) {
       const uint64_t take = std::min<uint64_t>(count - done, pool_elements / 4);

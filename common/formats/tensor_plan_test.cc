@@ -203,7 +203,7 @@ TEST_P(ReferenceModel, FitsItsPlanAndHoldsGoodValues) {
   for (const auto& [tensor_name, tensor] : checkpoint->tensors()) {
     const std::string bytes = ReadSlice(checkpoint->files()[static_cast<size_t>(tensor.file)].path, tensor.offset, tensor.bytes);
     const absl::Status good =
-        CheckValues(tensor_name, tensor.dtype, bytes.data(), bytes.size() / DTypeBytes(tensor.dtype), tensor_name.ends_with("_scale_inv"));
+        CheckValues(tensor_name, tensor.dtype, bytes.data(), bytes.size() / DTypeBytes(tensor.dtype, 1), tensor_name.ends_with("_scale_inv"));
     EXPECT_TRUE(good.ok()) << good;
   }
 }

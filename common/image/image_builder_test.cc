@@ -148,7 +148,7 @@ void ExpectImageEqualsCheckpoint(const WeightImage& image, const std::string& di
   for (const PlannedTensor& planned : PlanTensors(*config)) {
     const CheckpointTensor* source = checkpoint->Find(planned.name);
     ASSERT_NE(source, nullptr) << planned.name;
-    const size_t element = DTypeBytes(source->dtype);
+    const size_t element = DTypeBytes(source->dtype, 1);
     const bool fp8 = source->dtype == DType::kF8E4M3;
     if (planned.expert < 0) {
       const absl::StatusOr<ImageTensor> tensor = image.Tensor(planned.name);

@@ -89,7 +89,7 @@ class Layouter {
     std::array<size_t, 3> weight_sources{};
     std::array<size_t, 3> scale_sources{};
     for (size_t i = 0; i < 3; ++i) {
-      weight_sources[i] = AddSource(*weights[i], false, static_cast<uint64_t>(weights[i]->shape[1]) * DTypeBytes(dtype));
+      weight_sources[i] = AddSource(*weights[i], false, DTypeBytes(dtype, static_cast<uint64_t>(weights[i]->shape[1])));
       if (scales[i] != nullptr) scale_sources[i] = AddSource(*scales[i], true, static_cast<uint64_t>(scales[i]->shape[1]) * sizeof(float));
     }
     for (int shard = 0; shard < num_shards_; ++shard) {
@@ -124,7 +124,7 @@ class Layouter {
         AddRect(source, rect);
       };
       const uint64_t begin = static_cast<uint64_t>(range.begin), count = static_cast<uint64_t>(range.count);
-      const uint64_t element = DTypeBytes(dtype), width = static_cast<uint64_t>(hidden);
+      const uint64_t element = DTypeBytes(dtype, 1), width = static_cast<uint64_t>(hidden);
       cut(weight_sources[0], false, begin, count, width, element, layout.gate);
       cut(weight_sources[1], false, begin, count, width, element, layout.up);
       cut(weight_sources[2], true, begin, count, width, element, layout.down);
@@ -177,7 +177,7 @@ class Layouter {
   }
 
   void AddWhole(const CheckpointTensor& tensor, bool is_scale, uint32_t target, uint32_t segment, uint64_t to) {
-    const uint64_t bytes = is_scale ? tensor.bytes / DTypeBytes(tensor.dtype) * sizeof(float) : tensor.bytes;
+    const uint64_t bytes = is_scale ? tensor.bytes / DTypeBytes(tensor.dtype, 1) * sizeof(float) : tensor.bytes;
     AddRect(AddSource(tensor, is_scale, bytes), CopyRect{target, segment, 0, 1, 0, bytes, to, bytes});
   }
 

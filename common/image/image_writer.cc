@@ -73,7 +73,7 @@ void HashPiece(const CheckpointTensor& tensor, uint64_t at, const uint8_t* data,
 
 absl::Status CheckPiece(const ImageSource& source, uint64_t at, const uint8_t* data, uint64_t bytes) {
   const CheckpointTensor& tensor = *source.tensor;
-  const uint64_t element = DTypeBytes(tensor.dtype);
+  const uint64_t element = DTypeBytes(tensor.dtype, 1);
   const absl::Status status = CheckValues(tensor.name, tensor.dtype, data, bytes / element, source.is_scale);
   return at == 0 ? status : Annotate(status, absl::StrCat("counting from element ", at / element));
 }

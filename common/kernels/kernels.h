@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "common/base/dtype.h"
+#include "common/base/quant_blocks.h"
 
 namespace hearth {
 
@@ -28,6 +29,7 @@ namespace hearth {
 //   scales[((scale_row0 + r) / 128) * scale_stride + c / 128]
 // A view of some rows of a bigger tensor keeps the tensor's block grid through `scale_row0` (heads of kv_b_proj begin
 // inside blocks).
+// A row of a block format (quant_blocks.h) is whole blocks: cols and row_stride are multiples of BlockOf(dtype).elements.
 struct WeightView {
   const void* data = nullptr;
   DType dtype = DType::kInvalid;
@@ -41,7 +43,7 @@ struct WeightView {
   // Rows [begin, begin + count).
   WeightView Rows(int64_t begin, int64_t count) const {
     WeightView v = *this;
-    v.data = static_cast<const uint8_t*>(data) + static_cast<size_t>(begin * row_stride) * DTypeBytes(dtype);
+    v.data = static_cast<const uint8_t*>(data) + DTypeBytes(dtype, static_cast<uint64_t>(begin * row_stride));
     v.rows = count;
     v.scale_row0 = scale_row0 + begin;
     return v;
@@ -69,9 +71,11 @@ struct KernelTable {
 
   // y[m, r] = sum_c x[m, c] * w[r, c]  for r in [row_begin, row_end), all m in [0, m_count).
   //   x [m_count, cols] bf16, rows `ldx` elements apart; y [m_count, rows] f32, rows `ldy` elements apart.
-  //   w: F8E4M3 with scales, BF16, F16 or F32; any rows, any cols (no multiple of anything), any alignment.
+  //   w: F8E4M3 with scales, BF16, F16 or F32 with any cols, or a block format; any rows, any alignment.
   // FP8: each 128-column block is summed first, then the sum is multiplied by the block's scale and added to the row's
-  // total.
+  // total. Block formats likewise, for each part of a block that has a scale of its own (32 columns, Q6_K 16): the integers
+  // times x are exact products, the scale (exact in F32) multiplies their sum. Q4_K: the part's minimum times the sum of x over
+  // the part is taken off the total. So no weight is ever rounded.
   LinearKernel* linear;
 
   // The prefill form of `linear`: the same product in an order of its own, made for many tokens. A few rows are converted once and meet all tokens
@@ -80,7 +84,8 @@ struct KernelTable {
 
   // The absorbed query (DeepSeek-V2 section 2.1.2): y[c] = sum_r x[r] * w[r, c] for c in [col_begin, col_end), r
   // ascending.
-  //   x [rows] bf16; y [cols] f32. FP8: the scale of (r, c)'s block multiplies the weight before the product.
+  //   x [rows] bf16; y [cols] f32. FP8: the scale of (r, c)'s block multiplies the weight before the product. Block formats: the
+  //   weight is what DequantizeRow gives.
   void (*linear_transposed)(const WeightView& w, const bf16* x, float* y, int64_t col_begin, int64_t col_end);
 
   // out[i] = bf16(silu(gate[i]) * up[i]), silu(x) = x / (1 + exp(-x)).   all [n]

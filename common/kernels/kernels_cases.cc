@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -31,10 +32,32 @@ GuardedBytes::~GuardedBytes() {
 GuardedBytes::GuardedBytes(GuardedBytes&& other) noexcept
     : map_(std::exchange(other.map_, nullptr)), map_bytes_(other.map_bytes_), data_(other.data_) {}
 
+namespace {
+
+int64_t WholeBlocks(DType dtype, int64_t n) {
+  const int64_t block = BlockOf(dtype).elements;
+  return (n + block - 1) / block * block;
+}
+
+size_t MatrixBytes(DType dtype, int64_t rows, int64_t cols, int64_t row_stride) {
+  // The last row ends at its last column, not at its stride.
+  return rows > 0 ? DTypeBytes(dtype, static_cast<uint64_t>((rows - 1) * WholeBlocks(dtype, row_stride) + WholeBlocks(dtype, cols))) : 0;
+}
+
+}  // namespace
+
 MatrixCase::MatrixCase(std::mt19937& rng, DType dtype, int64_t rows, int64_t cols, int64_t row_stride, int64_t scale_row0)
-    // The last row ends at its last column, not at its stride.
-    : data_(rows > 0 ? static_cast<size_t>((rows - 1) * row_stride + cols) * DTypeBytes(dtype) : 0) {
-  view_ = {.data = data_.data(), .dtype = dtype, .rows = rows, .cols = cols, .row_stride = row_stride, .scale_row0 = scale_row0};
+    : data_(MatrixBytes(dtype, rows, cols, row_stride)) {
+  view_ = {.data = data_.data(),
+           .dtype = dtype,
+           .rows = rows,
+           .cols = WholeBlocks(dtype, cols),
+           .row_stride = WholeBlocks(dtype, row_stride),
+           .scale_row0 = scale_row0};
+  if (IsBlockFormat(dtype)) {
+    FillBlocks(rng);
+    return;
+  }
   // Drawn from a pool: the bench's matrices have hundreds of millions of elements.
   constexpr size_t kPool = 1 << 16;
   std::normal_distribution<float> normal;
@@ -44,7 +67,7 @@ MatrixCase::MatrixCase(std::mt19937& rng, DType dtype, int64_t rows, int64_t col
   for (int64_t r = 0; r < rows; ++r) {
     for (int64_t c = 0; c < cols; ++c) {
       const float x = pool[next++ % kPool];
-      uint8_t* to = data_.data() + static_cast<size_t>(r * row_stride + c) * DTypeBytes(dtype);
+      uint8_t* to = data_.data() + DTypeBytes(dtype, static_cast<uint64_t>(r * row_stride + c));
       if (dtype == DType::kF8E4M3) {
         *to = FloatToF8E4M3(x * 64.0f * pool[(next * 7) % kPool]);
       } else if (dtype == DType::kF32) {
@@ -63,8 +86,42 @@ MatrixCase::MatrixCase(std::mt19937& rng, DType dtype, int64_t rows, int64_t col
   view_.scales = scales_.data();
 }
 
+void MatrixCase::FillBlocks(std::mt19937& rng) {
+  const DTypeBlock block = BlockOf(view_.dtype);
+  std::uniform_real_distribution<float> scale(0.5f / 64, 2.0f / 64);
+  for (int64_t r = 0; r < view_.rows; ++r) {
+    for (int64_t c = 0; c < view_.cols; c += block.elements) {
+      uint8_t* to = data_.data() + DTypeBytes(view_.dtype, static_cast<uint64_t>(r * view_.row_stride + c));
+      for (int64_t i = 0; i < block.bytes; ++i) to[i] = static_cast<uint8_t>(rng() >> 11);
+      const auto put = [&](int64_t at, uint16_t bits) { std::memcpy(to + at, &bits, sizeof(bits)); };
+      const float d = scale(rng) * (rng() % 8 == 0 ? -1.0f : 1.0f);
+      if (view_.dtype == DType::kI4G32) put(0, ToBf16(d).bits);
+      if (view_.dtype == DType::kQ8_0 || view_.dtype == DType::kQ4_K) put(0, FloatToF16(d));
+      if (view_.dtype == DType::kQ4_K) put(2, FloatToF16(scale(rng) * 7));
+      if (view_.dtype == DType::kQ6_K) put(208, FloatToF16(d));
+    }
+  }
+}
+
+double MatrixCase::Magnitude(int64_t row, int64_t col) const {
+  if (!IsBlockFormat(view_.dtype)) return std::fabs(static_cast<double>(Element(row, col)) * Scale(row, col));
+  const DTypeBlock block = BlockOf(view_.dtype);
+  DecodedBlock numbers;
+  DecodeBlock(view_.dtype,
+              data_.data() + DTypeBytes(view_.dtype, static_cast<uint64_t>(row * view_.row_stride + col / block.elements * block.elements)), numbers);
+  const int64_t i = col % block.elements, part = i / numbers.part_columns;
+  return std::fabs(static_cast<double>(numbers.scale[part]) * numbers.q[i]) + std::fabs(static_cast<double>(numbers.min[part]));
+}
+
 float MatrixCase::Element(int64_t row, int64_t col) const {
-  const uint8_t* from = data_.data() + static_cast<size_t>(row * view_.row_stride + col) * DTypeBytes(view_.dtype);
+  if (IsBlockFormat(view_.dtype)) {
+    const int64_t block = BlockOf(view_.dtype).elements;
+    float weights[kBlockColumnsMax];
+    DequantizeRow(view_.dtype, data_.data() + DTypeBytes(view_.dtype, static_cast<uint64_t>(row * view_.row_stride + col / block * block)), block,
+                  weights);
+    return weights[col % block];
+  }
+  const uint8_t* from = data_.data() + DTypeBytes(view_.dtype, static_cast<uint64_t>(row * view_.row_stride + col));
   if (view_.dtype == DType::kF8E4M3) return F8E4M3ToFloat(*from);
   if (view_.dtype == DType::kF32) {
     float x;

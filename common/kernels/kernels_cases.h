@@ -45,7 +45,8 @@ class GuardedArray {
   int64_t n_;
 };
 
-// A random matrix. FP8: Gaussian values times 64, so that every exponent occurs, subnormals too; never a NaN code.
+// A random matrix. FP8: Gaussian values times 64, so that every exponent occurs, subnormals too; never a NaN code. Block formats: every code,
+// Q8_0's -128 too, scales of both signs; cols and row_stride are rounded up to whole blocks.
 class MatrixCase {
  public:
   MatrixCase(std::mt19937& rng, DType dtype, int64_t rows, int64_t cols, int64_t row_stride, int64_t scale_row0);
@@ -54,8 +55,12 @@ class MatrixCase {
   // By the scalar conversions of common/base; without the scale.
   float Element(int64_t row, int64_t col) const;
   float Scale(int64_t row, int64_t col) const;  // 1 if there are none
+  // What rounding in a sum goes by: the weight's magnitude, Q4_K's minimum counted on its own.
+  double Magnitude(int64_t row, int64_t col) const;
 
  private:
+  void FillBlocks(std::mt19937& rng);
+
   GuardedBytes data_;
   std::vector<float> scales_;
   WeightView view_;

@@ -26,7 +26,6 @@ using ::testing::ElementsAre;
 constexpr float kInf = std::numeric_limits<float>::infinity();
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 constexpr double kEpsilon = 0x1p-23;
-constexpr DType kDTypes[] = {DType::kF8E4M3, DType::kBF16, DType::kF16, DType::kF32};
 
 uint32_t Bits(float x) { return std::bit_cast<uint32_t>(x); }
 
@@ -45,7 +44,7 @@ class KernelsTest : public testing::TestWithParam<Isa> {
   std::vector<std::pair<LinearKernel*, DType>> Products() const {
     std::vector<std::pair<LinearKernel*, DType>> products;
     for (LinearKernel* product : {k().linear, k().gemm}) {
-      for (DType dtype : kDTypes) products.emplace_back(product, dtype);
+      for (DType dtype : kAllDTypes) products.emplace_back(product, dtype);
     }
     return products;
   }
@@ -177,8 +176,9 @@ constexpr Shape kShapes[] = {{1, 1}, {3, 7}, {5, 31}, {5, 64}, {7, 127}, {9, 128
 
 TEST_P(KernelsTest, LinearAgreesWithTheF64Sum) {
   for (const auto& [product, dtype] : Products()) {
-    for (const auto& [rows, cols] : kShapes) {
-      const MatrixCase w(rng_, dtype, rows, cols, cols + 3, 101);
+    for (const auto& [rows, some_cols] : kShapes) {
+      const MatrixCase w(rng_, dtype, rows, some_cols, some_cols + 3, 101);
+      const int64_t cols = w.view().cols;
       const int64_t m_count = 3;
       GuardedArray<bf16> x(m_count * cols);
       FillGaussian(rng_, {x.data(), static_cast<size_t>(x.size())});
@@ -189,9 +189,9 @@ TEST_P(KernelsTest, LinearAgreesWithTheF64Sum) {
           double sum = 0;
           double magnitude = 0;
           for (int64_t c = 0; c < cols; ++c) {
-            const double product = static_cast<double>(w.Element(r, c)) * w.Scale(r, c) * ToFloat(x[m * cols + c]);
-            sum += product;
-            magnitude += std::fabs(product);
+            const double value = ToFloat(x[m * cols + c]);
+            sum += static_cast<double>(w.Element(r, c)) * w.Scale(r, c) * value;
+            magnitude += w.Magnitude(r, c) * std::fabs(value);
           }
           ASSERT_NEAR(y[m * rows + r], sum, SumTolerance(cols, magnitude))
               << DTypeName(dtype) << " " << rows << "x" << cols << " token " << m << " row " << r;
@@ -206,8 +206,9 @@ TEST_P(KernelsTest, LinearAgreesWithTheF64Sum) {
 TEST_P(KernelsTest, LinearBitsDependOnRowAndTokenAlone) {
   constexpr int64_t kTokensMax = 40;
   for (const auto& [product, dtype] : Products()) {
-    for (const auto& [rows, cols] : kShapes) {
-      const MatrixCase w(rng_, dtype, rows, cols, cols + (rows % 2), 77);
+    for (const auto& [rows, some_cols] : kShapes) {
+      const MatrixCase w(rng_, dtype, rows, some_cols, some_cols + (rows % 2), 77);
+      const int64_t cols = w.view().cols;
       std::vector<bf16> x(static_cast<size_t>(kTokensMax * cols));
       FillGaussian(rng_, x);
       std::vector<float> want(static_cast<size_t>(kTokensMax * rows));
@@ -241,9 +242,9 @@ TEST_P(KernelsTest, LinearBitsDependOnRowAndTokenAlone) {
 // A view of some rows, whose first lies inside a scale block, gives the rows of the whole.
 TEST_P(KernelsTest, LinearOfAViewOfRows) {
   const int64_t rows = 300;
-  const int64_t cols = 260;
   for (const auto& [product, dtype] : Products()) {
-    const MatrixCase w(rng_, dtype, rows, cols, cols, 60);
+    const MatrixCase w(rng_, dtype, rows, 260, 260, 60);
+    const int64_t cols = w.view().cols;
     std::vector<bf16> x(static_cast<size_t>(cols));
     FillGaussian(rng_, x);
     std::vector<float> whole(static_cast<size_t>(rows));
@@ -263,9 +264,9 @@ TEST_P(KernelsTest, LinearOfAViewOfRows) {
 TEST_P(KernelsTest, WeightsAtAnyAddress) {
   for (const auto& [product, dtype] : Products()) {
     const int64_t rows = 9;
-    const int64_t cols = 301;
-    const MatrixCase w(rng_, dtype, rows, cols, cols, 0);
-    const size_t bytes = static_cast<size_t>(rows * cols) * DTypeBytes(dtype);
+    const MatrixCase w(rng_, dtype, rows, 301, 301, 0);
+    const int64_t cols = w.view().cols;
+    const size_t bytes = DTypeBytes(dtype, static_cast<uint64_t>(rows * cols));
     std::vector<bf16> x(static_cast<size_t>(cols));
     FillGaussian(rng_, x);
     std::vector<float> want(static_cast<size_t>(rows)), want_transposed(static_cast<size_t>(cols));
@@ -326,6 +327,26 @@ TEST_P(KernelsTest, F8IsConvertedExactly) {
   }
 }
 
+// Every code of every block format in every column: x is a multiple of a basis vector, so each y is one product with a power of two and exact,
+// but for Q4_K's minimum, whose difference is rounded once.
+TEST_P(KernelsTest, BlockFormatsAreConvertedExactly) {
+  for (const DType dtype : kAllDTypes) {
+    if (!IsBlockFormat(dtype)) continue;
+    const MatrixCase w(rng_, dtype, 300, 300, 300, 0);  // 32-column blocks: an even number and then one more row of blocks than pairs
+    const int64_t rows = w.view().rows, cols = w.view().cols;
+    std::vector<bf16> x(static_cast<size_t>(cols));
+    std::vector<float> y(static_cast<size_t>(rows));
+    for (int64_t c = 0; c < cols; ++c) {
+      for (LinearKernel* product : {k().linear, k().gemm}) {
+        x[static_cast<size_t>(c)] = ToBf16(0.25f);
+        product(w.view(), x.data(), cols, 1, y.data(), rows, 0, rows);
+        for (int64_t r = 0; r < rows; ++r) ASSERT_EQ(y[static_cast<size_t>(r)], 0.25f * w.Element(r, c)) << DTypeName(dtype) << " " << r << "," << c;
+      }
+      x[static_cast<size_t>(c)] = bf16{};
+    }
+  }
+}
+
 // The same for the transposed product, where the weight is scaled first.
 TEST_P(KernelsTest, F8IsConvertedExactlyInTheTransposedProduct) {
   std::vector<uint8_t> codes(256 * 3);
@@ -342,9 +363,10 @@ TEST_P(KernelsTest, F8IsConvertedExactlyInTheTransposedProduct) {
 // ---- linear_transposed ----
 
 TEST_P(KernelsTest, LinearTransposed) {
-  for (DType dtype : kDTypes) {
-    for (const auto& [rows, cols] : kShapes) {
-      const MatrixCase w(rng_, dtype, rows, cols, cols + 1, 125);
+  for (DType dtype : kAllDTypes) {
+    for (const auto& [rows, some_cols] : kShapes) {
+      const MatrixCase w(rng_, dtype, rows, some_cols, some_cols + 1, 125);
+      const int64_t cols = w.view().cols;
       GuardedArray<bf16> x(rows);
       FillGaussian(rng_, {x.data(), static_cast<size_t>(rows)});
       GuardedArray<float> y(cols, kNan);
@@ -353,9 +375,9 @@ TEST_P(KernelsTest, LinearTransposed) {
         double sum = 0;
         double magnitude = 0;
         for (int64_t r = 0; r < rows; ++r) {
-          const double product = static_cast<double>(w.Element(r, c)) * w.Scale(r, c) * ToFloat(x[r]);
-          sum += product;
-          magnitude += std::fabs(product);
+          const double value = ToFloat(x[r]);
+          sum += static_cast<double>(w.Element(r, c)) * w.Scale(r, c) * value;
+          magnitude += w.Magnitude(r, c) * std::fabs(value);
         }
         ASSERT_NEAR(y[c], sum, SumTolerance(rows, magnitude)) << DTypeName(dtype) << " " << rows << "x" << cols << " column " << c;
       }

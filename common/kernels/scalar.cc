@@ -44,7 +44,7 @@ float Element(const uint8_t* row, int64_t i) {
 }
 
 const uint8_t* RowData(const WeightView& w, int64_t row) {
-  return static_cast<const uint8_t*>(w.data) + static_cast<size_t>(row * w.row_stride) * DTypeBytes(w.dtype);
+  return static_cast<const uint8_t*>(w.data) + DTypeBytes(w.dtype, static_cast<uint64_t>(row * w.row_stride));
 }
 
 const float* RowScales(const WeightView& w, int64_t row) { return w.scales + (w.scale_row0 + row) / kScaleBlock * w.scale_stride; }
@@ -57,7 +57,7 @@ void ForDType(DType dtype, F f) {
     case DType::kBF16: return f.template operator()<DType::kBF16>();
     case DType::kF16: return f.template operator()<DType::kF16>();
     case DType::kF32: return f.template operator()<DType::kF32>();
-    case DType::kInvalid: return;
+    default: return;
   }
 }
 
@@ -92,7 +92,35 @@ float RowDot(const WeightView& w, int64_t row, const bf16* x) {
   return total;
 }
 
+// One row of a block format.
+float BlockRowDot(const WeightView& w, int64_t row, const bf16* x) {
+  const DTypeBlock block = BlockOf(w.dtype);
+  const uint8_t* data = RowData(w, row);
+  float total = 0.0f;
+  DecodedBlock numbers;
+  for (int64_t c = 0; c < w.cols; c += block.elements, data += block.bytes, x += block.elements) {
+    DecodeBlock(w.dtype, data, numbers);
+    for (int part = 0; part * numbers.part_columns < numbers.columns; ++part) {
+      float sum = 0.0f;
+      float x_sum = 0.0f;
+      for (int i = part * numbers.part_columns; i < (part + 1) * numbers.part_columns; ++i) {
+        sum += static_cast<float>(numbers.q[i]) * ToFloat(x[i]);
+        x_sum += ToFloat(x[i]);
+      }
+      total += sum * numbers.scale[part];
+      total -= x_sum * numbers.min[part];
+    }
+  }
+  return total;
+}
+
 void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
+  if (IsBlockFormat(w.dtype)) {
+    for (int64_t r = row_begin; r < row_end; ++r) {
+      for (int64_t m = 0; m < m_count; ++m) y[m * ldy + r] = BlockRowDot(w, r, x + m * ldx);
+    }
+    return;
+  }
   ForDType(w.dtype, [&]<DType kDType>() {
     for (int64_t r = row_begin; r < row_end; ++r) {
       for (int64_t m = 0; m < m_count; ++m) y[m * ldy + r] = RowDot<kDType>(w, r, x + m * ldx);
@@ -102,6 +130,19 @@ void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, fl
 
 void LinearTransposed(const WeightView& w, const bf16* x, float* y, int64_t col_begin, int64_t col_end) {
   for (int64_t c = col_begin; c < col_end; ++c) y[c] = 0.0f;
+  if (IsBlockFormat(w.dtype)) {
+    const DTypeBlock block = BlockOf(w.dtype);
+    float weights[kBlockColumnsMax];
+    for (int64_t r = 0; r < w.rows; ++r) {
+      const float xr = ToFloat(x[r]);
+      for (int64_t at = col_begin / block.elements * block.elements; at < col_end; at += block.elements) {
+        DequantizeRow(w.dtype, RowData(w, r) + at / block.elements * block.bytes, block.elements, weights);
+        const int64_t end = at + block.elements < col_end ? at + block.elements : col_end;
+        for (int64_t c = at < col_begin ? col_begin : at; c < end; ++c) y[c] += xr * weights[c - at];
+      }
+    }
+    return;
+  }
   ForDType(w.dtype, [&]<DType kDType>() {
     for (int64_t r = 0; r < w.rows; ++r) {
       const uint8_t* data = RowData(w, r);

@@ -43,8 +43,7 @@ class Binder {
       case DType::kF16:
         for (int64_t i = 0; i < n; ++i) to[i] = F16ToFloat(static_cast<const uint16_t*>(tensor.data)[i]);
         return absl::OkStatus();
-      case DType::kF8E4M3:
-      case DType::kInvalid: break;
+      default: break;
     }
     return absl::InvalidArgumentError(absl::StrCat(name, " is a vector of ", Sv(DTypeName(tensor.dtype)), "; supported: F32, BF16, F16"));
   }

@@ -32,7 +32,7 @@ struct ExpertRecordLayout {
       at += bytes;
       return begin;
     };
-    const uint64_t matrix = static_cast<uint64_t>(count) * static_cast<uint64_t>(hidden) * DTypeBytes(dtype);
+    const uint64_t matrix = DTypeBytes(dtype, static_cast<uint64_t>(count) * static_cast<uint64_t>(hidden));
     layout.gate = part(matrix);
     layout.up = part(matrix);
     layout.down = part(matrix);

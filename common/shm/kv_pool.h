@@ -45,7 +45,7 @@ struct KvGeometry {
   uint32_t reserved = 0;
   uint64_t num_pages = 0;
 
-  uint64_t layer_bytes() const { return static_cast<uint64_t>(kPageTokens) * row_elements * DTypeBytes(dtype); }
+  uint64_t layer_bytes() const { return DTypeBytes(dtype, static_cast<uint64_t>(kPageTokens) * row_elements); }
   // Pages begin on 4 KiB.
   uint64_t page_bytes() const { return (kPageHeaderBytes + layers * layer_bytes() + 4095) / 4096 * 4096; }
 };

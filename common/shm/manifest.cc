@@ -53,7 +53,7 @@ absl::Status CheckTensor(const TensorRow& row, const std::string& name, const st
   if (!KnownDType(row.dtype)) return bad("unknown dtype");
   if (row.rank == 0 || row.rank > kManifestRankMax) return bad("unsupported rank");
   const DType dtype = static_cast<DType>(row.dtype);
-  uint64_t bytes = DTypeBytes(dtype);
+  uint64_t bytes = DTypeBytes(dtype, 1);
   for (uint32_t i = 0; i < kManifestRankMax; ++i) {
     if (row.dims[i] <= 0 || row.dims[i] > kDimMax || (i >= row.rank && row.dims[i] != 1)) return bad("impossible shape");
     if (bytes > std::numeric_limits<uint64_t>::max() / static_cast<uint64_t>(row.dims[i])) return bad("impossible shape");

@@ -43,9 +43,9 @@ absl::StatusOr<std::vector<MemoryRun>> Weights(const ModelHarness& harness, cons
     if (planned.role == TensorRole::kEmbedding) continue;
     const auto tensor = harness.image().Tensor(planned.name);
     if (!tensor.ok()) continue;  // a routed expert's, or of the MTP module
-    int64_t bytes = static_cast<int64_t>(DTypeBytes(tensor->dtype));
-    for (const int64_t side : tensor->shape) bytes *= side;
-    runs.push_back({static_cast<const uint8_t*>(tensor->data), bytes});
+    uint64_t elements = 1;
+    for (const int64_t side : tensor->shape) elements *= static_cast<uint64_t>(side);
+    runs.push_back({static_cast<const uint8_t*>(tensor->data), static_cast<int64_t>(DTypeBytes(tensor->dtype, elements))});
   }
   for (const auto& [layer, expert] : experts) {
     for (int64_t shard = 0; shard < harness.image().num_shards(); ++shard) {

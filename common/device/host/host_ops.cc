@@ -37,6 +37,13 @@ void RowToFloat(const WeightView& table, int64_t row, float* out) {
       for (int64_t i = 0; i < n; ++i) out[i] = F8E4M3ToFloat(p[i]) * scales[i / kScaleBlock];
       return;
     }
+    case DType::kQ8_0:
+    case DType::kQ6_K:
+    case DType::kQ4_K:
+    case DType::kI4G32: {
+      const uint64_t row_bytes = DTypeBytes(table.dtype, static_cast<uint64_t>(table.row_stride));
+      return DequantizeRow(table.dtype, static_cast<const uint8_t*>(table.data) + static_cast<uint64_t>(row) * row_bytes, n, out);
+    }
     case DType::kInvalid: break;
   }
   HEARTH_CHECK(false && "a table without dtype");

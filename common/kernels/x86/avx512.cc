@@ -1,5 +1,6 @@
 // The path for CPUs with AVX-512 F, BW, VL, DQ but no BF16 products: everything in F32, sixteen lanes.
 // Room: common/kernels. Compiled with its own flags (CMakeLists.txt); isa_local.h has the rules of this folder.
+#include "common/kernels/x86/block_f32_dots.h"
 #include "common/kernels/x86/f32_dots.h"
 #include "common/kernels/x86/make_table.h"
 #include "common/kernels/x86/vec512.h"
@@ -14,6 +15,8 @@ struct Avx512Path {
   using Bf16 = Bf16InF32<V>;
   using F16 = F16InF32<V>;
   using F32 = F32InF32<V>;
+  template <DType kDType>
+  using Block = BlockInF32<V, kDType>;
   template <class Path>
   static constexpr LinearKernel* kGemm = Linear<Path>;
   static constexpr int kRowsOne = 8;

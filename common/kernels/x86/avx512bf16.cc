@@ -2,6 +2,7 @@
 // avx512.cc. Room: common/kernels. Compiled with its own flags (CMakeLists.txt); isa_local.h has the rules of this
 // folder.
 #include "common/kernels/x86/bf16_dots.h"
+#include "common/kernels/x86/block_bf16_dots.h"
 #include "common/kernels/x86/f32_dots.h"
 #include "common/kernels/x86/gemm_bf16.h"
 #include "common/kernels/x86/make_table.h"
@@ -17,6 +18,8 @@ struct Avx512Bf16Path {
   using Bf16 = Bf16InBf16;
   using F16 = F16InF32<V>;
   using F32 = F32InF32<V>;
+  template <DType kDType>
+  using Block = BlockInBf16<kDType>;
   template <class Path>
   static constexpr LinearKernel* kGemm = Gemm<Path>;
   static constexpr int kRowsOne = 8;

@@ -3,7 +3,8 @@
 //
 // Every (row, token) has accumulators of its own, filled in the same order whatever R, T and the tile's place are: that
 // is the whole of the order-of-sums rule. FP8: the lanes of a 128-column block are summed, scaled, and added to the
-// row's total lanes; lanes are added up once per row. Included by the files of this folder only; see isa_local.h.
+// row's total lanes; lanes are added up once per row. Block formats (block_dots.h): each step's lanes are scaled and added to the total.
+// Included by the files of this folder only; see isa_local.h.
 #pragma once
 
 #include <immintrin.h>
@@ -59,6 +60,66 @@ HEARTH_INLINE void DotTile(typename D::Acc (&acc)[R][T], const uint8_t* w, int64
   }
 }
 
+// The policies of block formats.
+template <class D>
+concept BlockPolicy = requires {
+  D::kBlock;
+};
+
+// Bytes of `columns` of a row, whole blocks.
+template <class D>
+HEARTH_INLINE int64_t ColumnBytes(int64_t columns) {
+  if constexpr (BlockPolicy<D>) {
+    return columns / D::kBlock * D::kBlockBytes;
+  } else {
+    return columns * D::kElementBytes;
+  }
+}
+
+// total[r][t] += w[r] . x[t] over n columns of a block format, spans of whole blocks ascending, steps of a span ascending. A span shorter than
+// D::kSpan comes last, if at all.
+template <class D, int R, int T, class Prefetch>
+HEARTH_INLINE void BlockDotTile(typename D::Acc (&total)[R][T], const uint8_t* w, int64_t w_stride, const bf16* x, int64_t ldx, int64_t n,
+                                const Prefetch& prefetch) {
+  constexpr int kSpanBytes = D::kSpan / D::kBlock * D::kBlockBytes;
+  int64_t c = 0;
+  for (; c + D::kSpan <= n; c += D::kSpan, w += kSpanBytes) {
+    typename D::Scales scales[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 4
+      for (int line = 0; line < kSpanBytes; line += 64) prefetch.Line(r, w + r * w_stride + line);
+      D::LoadScales(w + r * w_stride, scales[r]);
+    }
+#pragma GCC unroll 8
+    for (int step = 0; step < D::kSpan / D::kStep; ++step) {
+      typename D::X xs[T];
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) xs[t] = D::LoadX(x + t * ldx + c + step * D::kStep);
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        const typename D::W ws = D::Load(w + r * w_stride, step);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) D::Add(total[r][t], ws, scales[r], step, xs[t]);
+      }
+    }
+  }
+  if constexpr (D::kSpan > D::kBlock) {
+    if (c == n) return;
+    typename D::X xs[T];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) xs[t] = D::LoadXOne(x + t * ldx + c);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      typename D::Scales scales;
+      D::LoadScalesOne(w + r * w_stride, scales);
+      const typename D::W ws = D::LoadOne(w + r * w_stride);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) D::Add(total[r][t], ws, scales, 0, xs[t]);
+    }
+  }
+}
+
 template <class V, class D, int R, int T>
 HEARTH_INLINE void ZeroTile(typename D::Acc (&acc)[R][T]) {
 #pragma GCC unroll 8
@@ -72,13 +133,17 @@ HEARTH_INLINE void ZeroTile(typename D::Acc (&acc)[R][T]) {
 template <class V, class D, int R, int T>
 __attribute__((noinline)) void LinearTile(const WeightView& w, int64_t row, const bf16* x, int64_t ldx, float* y, int64_t ldy,
                                           const RowPrefetch<R>& prefetch) {
-  const int64_t stride = w.row_stride * D::kElementBytes;
+  const int64_t stride = ColumnBytes<D>(w.row_stride);
   const uint8_t* data = static_cast<const uint8_t*>(w.data) + row * stride;
   typename D::Acc acc[R][T];
   ZeroTile<V, D, R, T>(acc);
 
   if constexpr (!D::kScaled) {
-    DotTile<D, R, T>(acc, data, stride, x, ldx, w.cols, prefetch);
+    if constexpr (BlockPolicy<D>) {
+      BlockDotTile<D, R, T>(acc, data, stride, x, ldx, w.cols, prefetch);
+    } else {
+      DotTile<D, R, T>(acc, data, stride, x, ldx, w.cols, prefetch);
+    }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 8
@@ -158,7 +223,7 @@ void LinearOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, 
   constexpr int64_t kGroup = 8;
   const int64_t fitting = kPanelBytes / (w.cols > 0 ? 2 * w.cols : 2) / kGroup * kGroup;
   const int64_t panel = fitting < 2 * kGroup ? 2 * kGroup : fitting;
-  const int64_t row_bytes = w.row_stride * D::kElementBytes;
+  const int64_t row_bytes = ColumnBytes<D>(w.row_stride);
 
   for (int64_t m0 = 0; m0 < m_count; m0 += panel) {
     const int64_t m = m_count - m0 < panel ? m_count - m0 : panel;
@@ -185,6 +250,10 @@ void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, fl
     case DType::kBF16: return LinearOf<Path, typename Path::Bf16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
     case DType::kF16: return LinearOf<Path, typename Path::F16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
     case DType::kF32: return LinearOf<Path, typename Path::F32>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kQ8_0: return LinearOf<Path, typename Path::template Block<DType::kQ8_0>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kQ6_K: return LinearOf<Path, typename Path::template Block<DType::kQ6_K>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kQ4_K: return LinearOf<Path, typename Path::template Block<DType::kQ4_K>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kI4G32: return LinearOf<Path, typename Path::template Block<DType::kI4G32>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
     case DType::kInvalid: return;
   }
 }

@@ -1,9 +1,10 @@
 // y = x W: columns in lanes, rows ascending, eight rows per pass over y, so that weights arrive as eight streams and y
-// stays in L1. A column's sum is one chain of FMAs in row order whatever the column range is. Included by the files of
-// this folder only; see isa_local.h.
+// stays in L1. A column's sum is one chain of FMAs in row order whatever the column range is. Block formats: a block of each of
+// the eight rows becomes floats in L1 first. Included by the files of this folder only; see isa_local.h.
 #pragma once
 
 #include "common/kernels/kernels.h"
+#include "common/kernels/x86/block_units.h"
 #include "common/kernels/x86/isa_local.h"
 
 namespace hearth {
@@ -96,6 +97,48 @@ void LinearTransposedOf(const WeightView& w, const bf16* x, float* y, int64_t co
   for (; row < w.rows; ++row) AddRowsOverBlocks<V, L, 1>(w, row, x, y, col_begin, col_end, row == 0);
 }
 
+// The blocks of R rows that hold column c, added to y over [begin, end) of their columns.
+template <class V, DType kDType, int R>
+__attribute__((noinline)) void AddBlockOfRows(const WeightView& w, int64_t row, const bf16* x, float* y, int64_t c, int64_t begin, int64_t end,
+                                              bool first) {
+  using U = BlockUnits<kDType>;
+  alignas(64) float weights[R][U::kBlock];
+  const uint8_t* data = static_cast<const uint8_t*>(w.data) + (row * w.row_stride + c) / U::kBlock * U::kBlockBytes;
+  const int64_t stride = w.row_stride / U::kBlock * U::kBlockBytes;
+  typename V::F xs[R];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+    DequantizeBlock<V, kDType>(data + r * stride, weights[r]);
+    xs[r] = V::Set(__builtin_bit_cast(float, static_cast<uint32_t>(x[row + r].bits) << 16));
+  }
+  float* out = y + c;
+  int64_t i = begin;
+  for (; i + V::kLanes <= end; i += V::kLanes) {
+    typename V::F sum = first ? V::Zero() : V::Load(out + i);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sum = V::Fma(xs[r], V::Load(weights[r] + i), sum);
+    V::Store(out + i, sum);
+  }
+  if (i < end) {
+    typename V::F sum = first ? V::Zero() : V::LoadN(out + i, end - i);
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) sum = V::Fma(xs[r], V::LoadN(weights[r] + i, end - i), sum);
+    V::StoreN(out + i, sum, end - i);
+  }
+}
+
+template <class V, DType kDType>
+void LinearTransposedOfBlocks(const WeightView& w, const bf16* x, float* y, int64_t col_begin, int64_t col_end) {
+  constexpr int64_t kBlock = BlockUnits<kDType>::kBlock;
+  for (int64_t c = col_begin / kBlock * kBlock; c < col_end; c += kBlock) {
+    const int64_t begin = col_begin > c ? col_begin - c : 0;
+    const int64_t end = col_end - c < kBlock ? col_end - c : kBlock;
+    int64_t row = 0;
+    for (; row + 8 <= w.rows; row += 8) AddBlockOfRows<V, kDType, 8>(w, row, x, y, c, begin, end, row == 0);
+    for (; row < w.rows; ++row) AddBlockOfRows<V, kDType, 1>(w, row, x, y, c, begin, end, row == 0);
+  }
+}
+
 template <class Path>
 void LinearTransposed(const WeightView& w, const bf16* x, float* y, int64_t col_begin, int64_t col_end) {
   using V = typename Path::V;
@@ -108,6 +151,10 @@ void LinearTransposed(const WeightView& w, const bf16* x, float* y, int64_t col_
     case DType::kBF16: return LinearTransposedOf<V, Bf16Lanes<V>>(w, x, y, col_begin, col_end);
     case DType::kF16: return LinearTransposedOf<V, F16Lanes<V>>(w, x, y, col_begin, col_end);
     case DType::kF32: return LinearTransposedOf<V, F32Lanes<V>>(w, x, y, col_begin, col_end);
+    case DType::kQ8_0: return LinearTransposedOfBlocks<V, DType::kQ8_0>(w, x, y, col_begin, col_end);
+    case DType::kQ6_K: return LinearTransposedOfBlocks<V, DType::kQ6_K>(w, x, y, col_begin, col_end);
+    case DType::kQ4_K: return LinearTransposedOfBlocks<V, DType::kQ4_K>(w, x, y, col_begin, col_end);
+    case DType::kI4G32: return LinearTransposedOfBlocks<V, DType::kI4G32>(w, x, y, col_begin, col_end);
     case DType::kInvalid: return;
   }
 }

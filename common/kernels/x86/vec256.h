@@ -68,6 +68,14 @@ struct Vec256 {
   static HEARTH_INLINE F LoadF8(const void* p) { return WidenF8(_mm_loadl_epi64(static_cast<const __m128i*>(p))); }
   static HEARTH_INLINE F LoadF8N(const void* p, int64_t n) { return WidenF8(Low(LoadBytesN(p, Clamp(n)))); }
 
+  static HEARTH_INLINE void WidenI8(__m256i q, F (&out)[4]) {
+    const __m128i low = Low(q), high = _mm256_extracti128_si256(q, 1);
+    out[0] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(low));
+    out[1] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(low, low)));
+    out[2] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high));
+    out[3] = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_unpackhi_epi64(high, high)));
+  }
+
   static HEARTH_INLINE void StoreBf16(bf16* p, F x) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), RoundBf16(x)); }
   static HEARTH_INLINE void StoreBf16N(bf16* p, F x, int64_t n) {
     const __m128i rounded = RoundBf16(x);

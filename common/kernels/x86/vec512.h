@@ -77,6 +77,12 @@ struct Vec512 {
   static HEARTH_INLINE F LoadF8(const void* p) { return WidenF8(_mm_loadu_si128(static_cast<const __m128i*>(p))); }
   static HEARTH_INLINE F LoadF8N(const void* p, int64_t n) { return WidenF8(_mm_maskz_loadu_epi8(First16(n), p)); }
 
+  // 32 signed bytes, in order, as floats.
+  static HEARTH_INLINE void WidenI8(__m256i q, F (&out)[2]) {
+    out[0] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_castsi256_si128(q)));
+    out[1] = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm256_extracti128_si256(q, 1)));
+  }
+
   static HEARTH_INLINE void StoreBf16(bf16* p, F x) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), RoundBf16(x)); }
   static HEARTH_INLINE void StoreBf16N(bf16* p, F x, int64_t n) { _mm256_mask_storeu_epi16(p, First16(n), RoundBf16(x)); }
 

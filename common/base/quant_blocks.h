@@ -1,0 +1,38 @@
+// The block formats: some columns of a row as small integers beside what scales them, all in one run of bytes.
+// Room: common/base. Threads: any; pure functions.
+//
+// Q8_0, Q6_K and Q4_K are GGUF's (ggml's block_q8_0, block_q6_K, block_q4_K); F16 numbers and integers are little-endian.
+//   Q8_0    32 columns, 34 bytes:  F16 d | int8 q[32].                               w = d q
+//   Q4_K   256 columns, 144 bytes: F16 d | F16 dmin | 12 bytes: 8 scales and 8 minima of 6 bits | 128 bytes: q of 4 bits.
+//          Byte 32 i + k of q holds columns 64 i + k (low nibble) and 64 i + 32 + k (high). w = (d scale[c / 32]) q - (dmin min[c / 32])
+//   Q6_K   256 columns, 210 bytes: 128 bytes: q's lower 4 bits | 64 bytes: its upper 2 | int8 scale[16] | F16 d. w = (d scale[c / 16]) (q - 32)
+// I4_G32 is what Hearth makes of compressed-tensors' "pack-quantized" INT4 with groups of 32: the group's scale in front of its nibbles.
+//   I4_G32  32 columns, 18 bytes:  BF16 scale | 16 bytes: column 2 k in the low nibble of byte k, 2 k + 1 in the high. w = scale (q - 8)
+//
+// d times a scale is exact in F32 (11 + 8 bits at most), so is that times q but for Q6_K's longest (25 bits).
+#pragma once
+
+#include <cstdint>
+
+#include "common/base/dtype.h"
+
+namespace hearth {
+
+inline constexpr int kBlockColumnsMax = 256;
+inline constexpr int kBlockPartsMax = 16;
+
+// A block's numbers: element i is scale[i / part_columns] * q[i] - min[i / part_columns].
+struct DecodedBlock {
+  int columns = 0;
+  int part_columns = 0;
+  int8_t q[kBlockColumnsMax];
+  float scale[kBlockPartsMax];
+  float min[kBlockPartsMax];  // 0 but for Q4_K
+};
+// `dtype`: a block format; `block`: BlockOf(dtype).bytes, at any address.
+void DecodeBlock(DType dtype, const uint8_t* block, DecodedBlock& out);
+
+// A row of `columns` (whole blocks) as floats: scale * q - min in F32, rounded once where it has to be.
+void DequantizeRow(DType dtype, const void* row, int64_t columns, float* out);
+
+}  // namespace hearth
