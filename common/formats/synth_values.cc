@@ -26,9 +26,9 @@ void Store(DType dtype, float value, unsigned char* out) {
       return;
     }
     case DType::kF8E4M3: *out = FloatToF8E4M3(value); return;
-    case DType::kInvalid: break;
+    default: break;
   }
-  HEARTH_CHECK(false);
+  HEARTH_CHECK(false && "not a dtype that is made up number by number");
 }
 
 }  // namespace
