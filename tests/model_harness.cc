@@ -72,6 +72,8 @@ absl::StatusOr<std::unique_ptr<ModelHarness>> ModelHarness::Make(const std::stri
   harness->kv_ = KvPool::InMemory(geometry);
   harness->stream_ = harness->device_->MakeStream("test");
   ASSIGN_OR_RETURN(harness->workspace_, harness->model_->MakeWorkspace(options.max_rows, options.max_rows));
+  ASSIGN_OR_RETURN(harness->runner_, StepRunner::Make(*harness->device_, *harness->model_,
+                                                      {.max_rows = options.max_rows, .max_logit_rows = options.max_rows, .order = options.order}));
   return harness;
 }
 
@@ -104,7 +106,11 @@ absl::StatusOr<std::vector<float>> ModelHarness::Step(Form form, const std::vect
     for (size_t i = 0; i < batch.logit_rows.size(); ++i) batch.logit_rows[i] = static_cast<int32_t>(i);
   }
   std::vector<float> logits(batch.logit_rows.size() * static_cast<size_t>(vocab()));
-  RETURN_IF_ERROR(model_->Forward(*stream_, *workspace_, *kv_, batch, logits.data(), hooks));
+  if (form == Form::kDecode) {
+    for (const absl::Status& status : runner_->Run(*stream_, *kv_, batch, logits.data(), hooks)) RETURN_IF_ERROR(status);
+  } else {
+    RETURN_IF_ERROR(model_->Forward(*stream_, *workspace_, *kv_, batch, logits.data(), hooks));
+  }
   return logits;
 }
 

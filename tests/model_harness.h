@@ -4,12 +4,14 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/base/status.h"
 #include "common/device/host/host_device.h"
 #include "common/model/forward.h"
+#include "common/model/step_runner.h"
 
 namespace hearth {
 
@@ -34,12 +36,14 @@ class ModelHarness {
     int num_shards = 1;
     int64_t max_rows = 128;
     int64_t num_pages = 64;
+    std::optional<StepOrder> order = StepOrder::kJoint;  // of decode steps of several streams; none: measured
   };
   static absl::StatusOr<std::unique_ptr<ModelHarness>> Make(const std::string& model_dir, const Options& options);
 
   const Model& model() const { return *model_; }
   const WeightImage& image() const { return *image_; }
   KvPool& kv() { return *kv_; }
+  const StepRunner& runner() const { return *runner_; }
   HostDevice& device() { return *device_; }
   const std::string& description() const { return device_->caps().description; }
   int64_t vocab() const { return model_->config().vocab_size; }
@@ -67,6 +71,7 @@ class ModelHarness {
   std::shared_ptr<KvPool> kv_;
   std::unique_ptr<Stream> stream_;
   std::unique_ptr<Model::Workspace> workspace_;
+  std::unique_ptr<StepRunner> runner_;
   int32_t next_page_ = 0;
 };
 

@@ -73,7 +73,7 @@ struct Listing {
 };
 
 // Three streams in two places: prompts of 150, 3 and 1 tokens, five output tokens each.
-Listing RunLoop() {
+Listing RunLoop(std::optional<StepOrder> order = std::nullopt) {
   Listing out;
   const std::string dir = SourceDir() + "/deploy/models/fable-moe";
   auto config = ReadModelConfig(dir);
@@ -89,7 +89,7 @@ Listing RunLoop() {
   int ended = 0;
   auto signal = device->MakeSignal();
   {
-    DecodeLoop loop(*device, **model, *kv, store, {.max_streams = 2, .busy_chunk_tokens = 32, .idle_chunk_tokens = 64});
+    DecodeLoop loop(*device, **model, *kv, store, {.max_streams = 2, .busy_chunk_tokens = 32, .idle_chunk_tokens = 64, .step_order = order});
     uint64_t id = 1;
     for (const int64_t prompt : {150, 3, 1}) {
       StreamRequest request;
@@ -132,10 +132,26 @@ TEST(StepLoop, BatchesChunksAndAdmitsBetweenStepsOnTheRecordingDevice) {
   EXPECT_EQ(run.freed, 3);
 }
 
+// The step orders are measured with the device's clock, so even their choice is the same.
 TEST(StepLoop, TwoRunsAreEqualToTheByte) {
   const Listing one = RunLoop(), two = RunLoop();
   EXPECT_EQ(one.events, two.events);
   EXPECT_EQ(one.ops, two.ops);
+}
+
+TEST(StepLoop, StreamsThatAlternateAreServedAsThoseInOneBatch) {
+  const Listing joint = RunLoop(StepOrder::kJoint), alternate = RunLoop(StepOrder::kAlternate);
+  const auto without_times = [](std::vector<std::string> events) {
+    for (std::string& event : events) event.erase(0, event.find(' '));
+    return events;
+  };
+  EXPECT_EQ(without_times(joint.events), without_times(alternate.events));
+  const auto second = [](const Listing& run) {
+    return std::count_if(run.ops.begin(), run.ops.end(),
+                         [](const std::string& l) { return l.find(" second micro-batch experts ") != std::string::npos; });
+  };
+  EXPECT_EQ(second(joint), 0);
+  EXPECT_GT(second(alternate), 0);
 }
 
 }  // namespace

@@ -120,6 +120,7 @@ TEST(NodeConfig, RefusalsNameKeyAndLine) {
   EXPECT_THAT(error("[decode]\nmax_batch = 1"), HasSubstr("model.path is missing"));
   EXPECT_THAT(error("[model\n"), HasSubstr("node.toml:1"));
   EXPECT_THAT(error("[model]\npath = \"/m\"\n[decode]\nisa = \"mmx\""), HasSubstr("decode.isa 'mmx' is unknown"));
+  EXPECT_THAT(error("[model]\npath = \"/m\"\n[decode]\noverlap = \"both\""), HasSubstr("decode.overlap 'both' is unknown"));
 }
 
 TEST(Time, ForPeople) {

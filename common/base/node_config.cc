@@ -53,6 +53,7 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"decode", "max_batch", &c.max_batch, 1, 256},
       {"decode", "chunk_tokens", &c.chunk_tokens, 1, 65536},
       {"decode", "isa", &c.isa},
+      {"decode", "overlap", &c.overlap},
       {"router", "http_listen", &c.http_listen},
       {"router", "grpc_listen", &c.grpc_listen},
       {"router", "api_key_file", &c.api_key_file},
@@ -113,6 +114,8 @@ absl::Status Validate(NodeConfig& c) {
   if (c.WorkerSocket("prefill", 15).size() > 107) return bad("node.runtime_dir is too long: its sockets' paths may have at most 107 bytes");
   static const std::set<std::string> kIsas = {"auto", "scalar", "avx2", "avx512", "avx512bf16"};
   if (!kIsas.count(c.isa)) return bad("decode.isa '" + c.isa + "' is unknown: use auto, scalar, avx2, avx512 or avx512bf16");
+  static const std::set<std::string> kOverlaps = {"auto", "joint", "plain", "alternate"};
+  if (!kOverlaps.count(c.overlap)) return bad("decode.overlap '" + c.overlap + "' is unknown: use auto, joint, plain or alternate");
   static const std::set<std::string> kLevels = {"trace", "debug", "info", "warn", "error", "off"};
   if (!kLevels.count(c.log_level)) return bad("node.log_level '" + c.log_level + "' is unknown: use trace, debug, info, warn, error or off");
   if (c.http_listen.empty() && c.grpc_listen.empty()) return bad("router.http_listen and router.grpc_listen are both empty: no client could come in");

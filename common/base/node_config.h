@@ -41,9 +41,10 @@ struct NodeConfig {
   // [decode]
   int64_t decode_instances = 1;
   int64_t decode_threads = 0;
-  int64_t max_batch = 6;      // streams in a step
-  int64_t chunk_tokens = 64;  // of a chunked prefill between two steps
-  std::string isa = "auto";   // scalar, avx2, avx512, avx512bf16: forced for both kinds of worker
+  int64_t max_batch = 6;         // streams in a step
+  int64_t chunk_tokens = 64;     // of a chunked prefill between two steps
+  std::string isa = "auto";      // scalar, avx2, avx512, avx512bf16: forced for both kinds of worker
+  std::string overlap = "auto";  // auto, joint, plain, alternate: the order of a step's work; auto measures (ADR 0008). Never changes a token
 
   // [router]
   std::vector<std::string> http_listen = {"localhost:8080"};  // host:port, [v6]:port; "localhost" means both families

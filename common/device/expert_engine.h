@@ -1,5 +1,5 @@
 // What runs the Experts op on the host: declared here so that common/experts can implement it without an arrow that points up.
-// Room: common/device. May touch: common/base. Threads: one Run at a time; a device's streams take turns.
+// Room: common/device. May touch: common/base. Threads: any; Runs take turns.
 #pragma once
 
 #include "common/base/status.h"

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
+#include <mutex>
 #include <utility>
 #include <vector>
 
@@ -38,6 +39,7 @@ class CpuExpertEngine : public ExpertEngine {
         sum_board_(std::make_unique<TaskBoard>()) {}
 
   absl::Status Run(const ExpertsArgs& args) override {
+    std::lock_guard<std::mutex> turn(mutex_);
     if (args.source->num_shards() != args.num_shards) {
       return absl::InvalidArgumentError("the expert source has another number of shards than the op");
     }
@@ -93,6 +95,7 @@ class CpuExpertEngine : public ExpertEngine {
     }
   }
 
+  std::mutex mutex_;  // a Run at a time: all below is of the running one
   HostDevice& device_;
   ThreadPool& pool_;
   const KernelTable& kernels_;

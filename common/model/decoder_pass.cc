@@ -120,6 +120,7 @@ void DecoderPass::Moe(const LayerWeights& layer_weights, int64_t layer) {
                           .ids = w.expert_ids.as<int32_t>(),
                           .weights = w.expert_weights.as<float>()});
   ShowGate(layer);
+  if (c_.hooks != nullptr && c_.hooks->before_experts) TakeTurn(c_.hooks->before_experts, layer);
   c_.ops.Experts(c_.stream, {.form = c_.batch.form,
                              .source = c_.weights.experts.get(),
                              .layer = layer,
@@ -135,6 +136,7 @@ void DecoderPass::Moe(const LayerWeights& layer_weights, int64_t layer) {
                              .weights = w.expert_weights.as<float>(),
                              .m = m_,
                              .out = w.moe.as<float>()});
+  if (c_.hooks != nullptr && c_.hooks->after_experts) TakeTurn(c_.hooks->after_experts, layer);
   if (weights.shared.has_value()) {
     Mlp(*weights.shared);
     AddTo(w.moe, w.projected);
@@ -203,6 +205,12 @@ absl::Status DecoderPass::ShowLayer(int64_t layer) {
     if (!c_.hooks->on_layer_done(layer)) return absl::CancelledError(absl::StrCat("the pass was ended after layer ", layer));
   }
   return absl::OkStatus();
+}
+
+void DecoderPass::TakeTurn(const std::function<void(int64_t)>& turn, int64_t layer) {
+  if (!hook_status_.ok()) return;
+  hook_status_ = c_.stream.Synchronize();
+  turn(layer);
 }
 
 void DecoderPass::ShowGate(int64_t layer) {

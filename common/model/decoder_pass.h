@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "common/base/status.h"
@@ -50,6 +51,8 @@ class DecoderPass {
 
   absl::Status ShowLayer(int64_t layer);
   void ShowGate(int64_t layer);
+  // Once all work so far is done; an error ends the pass at the layer's end.
+  void TakeTurn(const std::function<void(int64_t)>& turn, int64_t layer);
 
   const PassContext c_;
   const int64_t m_;

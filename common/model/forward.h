@@ -31,6 +31,9 @@ struct ForwardHooks {
   std::function<void(int64_t layer, const float* residual, int64_t m, int64_t hidden)> on_layer;  // -1: after the embedding
   // Layer's KV of every sequence is written; a prefill engine publishes progress here. Also where cancellation is looked at: false ends the pass.
   std::function<bool(int64_t layer)> on_layer_done;
+  // Around a layer's routed experts, with everything before done: where micro-batches take turns (step_runner.h). May wait.
+  std::function<void(int64_t layer)> before_experts;
+  std::function<void(int64_t layer)> after_experts;
 };
 
 class Model {

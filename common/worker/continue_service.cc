@@ -220,6 +220,16 @@ grpc::ServerUnaryReactor* ContinueService::Status(grpc::CallbackServerContext* c
     response->set_step_ms_p50(stats.step_ms_p50);
     response->set_step_ms_p99(stats.step_ms_p99);
     response->set_steps_total(stats.steps_total);
+    for (const StepOrderTimes& times : stats.step_orders) {
+      v1::WorkerStatus::StepOrder& order = *response->add_step_orders();
+      order.set_rows(static_cast<int32_t>(times.rows));
+      order.set_chosen(StepOrderName(times.chosen));
+      order.set_measuring(!times.decided);
+      order.set_joint_ms(times.median_ms[static_cast<size_t>(StepOrder::kJoint)]);
+      order.set_plain_ms(times.median_ms[static_cast<size_t>(StepOrder::kPlain)]);
+      order.set_alternate_ms(times.median_ms[static_cast<size_t>(StepOrder::kAlternate)]);
+    }
+    response->set_step_order_pinned(ready->loop->step_order().has_value());
     for (const std::string& note : ready->notes) response->add_notes(note);
   }
   grpc::ServerUnaryReactor* reactor = context->DefaultReactor();

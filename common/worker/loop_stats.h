@@ -1,12 +1,15 @@
 // Counters of a loop for `status` and metrics: totals, a ten-second rate, step time percentiles.
-// Room: common/worker. May touch: common/base. Threads: Add* from the loop, Look from any.
+// Room: common/worker. May touch: common/{model,base}. Threads: Add* from the loop, Look from any.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <mutex>
+#include <utility>
 #include <vector>
+
+#include "common/model/step_order.h"
 
 namespace hearth {
 
@@ -17,6 +20,7 @@ class LoopStats {
     uint64_t tokens_total = 0, prefill_tokens_total = 0, steps_total = 0;
     double tokens_per_second = 0;  // output tokens over the last ten seconds
     double step_ms_p50 = 0, step_ms_p99 = 0;
+    std::vector<StepOrderTimes> step_orders;  // of steps that several streams shared
   };
 
   void AddPrefill(int64_t tokens) {
@@ -39,6 +43,11 @@ class LoopStats {
     view_.running = running;
     view_.waiting = waiting;
     view_.spare_pages = spare_pages;
+  }
+
+  void SetStepOrders(std::vector<StepOrderTimes> orders) {
+    std::lock_guard lock(mutex_);
+    view_.step_orders = std::move(orders);
   }
 
   View Look(int64_t now_ns) const {

@@ -8,11 +8,13 @@
 #include <cstdint>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <vector>
 
 #include "common/device/device.h"
 #include "common/model/forward.h"
+#include "common/model/step_order.h"
 #include "common/rpc/page_store.h"
 #include "common/shm/kv_pool.h"
 #include "common/worker/loop_stats.h"
@@ -33,6 +35,8 @@ struct StreamLoopOptions {
   int64_t max_waiting = 1024;       // beyond it Submit is ResourceExhausted
   int64_t busy_chunk_tokens = 64;   // of a prefill chunk while streams are being decoded here
   int64_t idle_chunk_tokens = 512;  // while none is
+  // Of a decode step with several streams (common/model/step_runner.h); none: measured.
+  std::optional<StepOrder> step_order;
 };
 
 class StreamLoop {
@@ -58,6 +62,8 @@ class StreamLoop {
   bool Idle() const;
 
   LoopStats::View Stats() const;
+  // The order of steps that the operator asked for; none: measured.
+  std::optional<StepOrder> step_order() const { return options_.step_order; }
   // The loop is idle, or its last round began not long ago. False: it is wedged, and a service manager should restart the process.
   bool Responsive(int64_t now_ns) const;
 

@@ -56,9 +56,12 @@ std::vector<DecodeLoop::Share> DecodeLoop::Gather() {
   return shares;
 }
 
-absl::Status DecodeLoop::RunLayers(const std::vector<Share>& shares) {
-  if (workspace_ == nullptr) {
-    ASSIGN_OR_RETURN(workspace_, model_.MakeWorkspace(options_.max_streams * kForcedRowsMax, options_.max_streams));
+std::vector<absl::Status> DecodeLoop::RunLayers(const std::vector<Share>& shares) {
+  if (runner_ == nullptr) {
+    auto runner = StepRunner::Make(
+        device_, model_, {.max_rows = options_.max_streams * kForcedRowsMax, .max_logit_rows = options_.max_streams, .order = options_.step_order});
+    if (!runner.ok()) return std::vector<absl::Status>(shares.size(), runner.status());
+    runner_ = *std::move(runner);
     logits_.resize(static_cast<size_t>(options_.max_streams * model_.config().vocab_size));
   }
   ForwardBatch batch;
@@ -78,35 +81,40 @@ absl::Status DecodeLoop::RunLayers(const std::vector<Share>& shares) {
     StillAlive();
     return true;
   };
-  return model_.Forward(*stream_, *workspace_, kv_, batch, logits_.data(), &hooks);
+  return runner_->Run(*stream_, kv_, batch, logits_.data(), &hooks);
 }
 
 bool DecodeLoop::DecodeStep() {
   const std::vector<Share> shares = Gather();
   if (shares.empty()) return false;
   const int64_t start_ns = device_.Now();
-  const absl::Status status = RunLayers(shares);
-  if (!status.ok()) {
-    // Our own bug or no memory: every stream of the step gets the reason; nothing half-computed is published.
-    spdlog::error("a decode step failed: {}", status.ToString());
-    for (const Share& share : shares) {
-      share.stream->sink->OnError(status);
-      Remove(share.stream, /*free_pages=*/true);
-    }
-    return true;
-  }
-  const float* logits = logits_.data();
+  const std::vector<absl::Status> statuses = RunLayers(shares);
+  const float* next_logits = logits_.data();
   int64_t sampled = 0;
-  for (const Share& share : shares) {
+  bool failed = false;
+  for (size_t i = 0; i < shares.size(); ++i) {
+    const Share& share = shares[i];
+    const float* logits = next_logits;
+    if (share.wants_logits()) next_logits += model_.config().vocab_size;
+    if (!statuses[i].ok()) {
+      // Our own bug or no memory: every stream of the pass that failed gets the reason; nothing half-computed is published.
+      spdlog::error("a decode step failed: {}", statuses[i].ToString());
+      failed = true;
+      share.stream->sink->OnError(statuses[i]);
+      Remove(share.stream, /*free_pages=*/true);
+      continue;
+    }
     Publish(*share.stream, share.to);  // nothing where it was queried only
     if (!share.wants_logits()) {
       KeepSpare(share.stream);
       continue;
     }
     SampleAndSend(share, logits);
-    logits += model_.config().vocab_size;
     ++sampled;
   }
+  // An error kills a device's stream; who comes next is to find one that lives.
+  if (failed) stream_ = device_.MakeStream("loop");
+  if (runner_ != nullptr) stats_.SetStepOrders(runner_->Look());
   const int64_t now_ns = device_.Now();
   stats_.AddStep(now_ns, now_ns - start_ns, sampled);
   return true;

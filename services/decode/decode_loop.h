@@ -6,6 +6,7 @@
 #include <memory>
 #include <vector>
 
+#include "common/model/step_runner.h"
 #include "common/worker/stream_loop.h"
 #include "services/decode/sampler.h"
 
@@ -32,10 +33,11 @@ class DecodeLoop : public StreamLoop {
   bool PrefillOneChunk();
   bool DecodeStep();
   std::vector<Share> Gather();
-  absl::Status RunLayers(const std::vector<Share>& shares);
+  // One status for each share; logits_ of those that went well, in order.
+  std::vector<absl::Status> RunLayers(const std::vector<Share>& shares);
   void SampleAndSend(const Share& share, const float* logits);
 
-  std::unique_ptr<Model::Workspace> workspace_;
+  std::unique_ptr<StepRunner> runner_;
   std::vector<float> logits_;  // [streams, vocab]
   Sampler sampler_;
 };

@@ -13,7 +13,10 @@ int main(int argc, char** argv) {
            "from the pages.",
        .options =
            [](const NodeConfig& c) {
-             return StreamLoopOptions{.max_streams = c.max_batch, .busy_chunk_tokens = c.chunk_tokens, .idle_chunk_tokens = c.prefill_chunk_tokens};
+             return StreamLoopOptions{.max_streams = c.max_batch,
+                                      .busy_chunk_tokens = c.chunk_tokens,
+                                      .idle_chunk_tokens = c.prefill_chunk_tokens,
+                                      .step_order = StepOrderFromName(c.overlap)};
            },
        .make_loop = [](Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options)
            -> std::shared_ptr<StreamLoop> { return std::make_shared<DecodeLoop>(device, model, kv, store, options); },

@@ -61,6 +61,12 @@ struct Metrics::Families {
       prometheus::BuildCounter().Name("hearth_requests_refused_total").Help("Requests not taken in, by reason").Register(registry);
   prometheus::Family<prometheus::Counter>& http =
       prometheus::BuildCounter().Name("hearth_http_answers_total").Help("HTTP answers, by status").Register(registry);
+  prometheus::Family<prometheus::Gauge>& step_order_seconds = prometheus::BuildGauge()
+                                                                  .Name("hearth_step_order_seconds")
+                                                                  .Help("Median time of a decode step of so many rows, by order of its work")
+                                                                  .Register(registry);
+  prometheus::Family<prometheus::Gauge>& step_order_chosen =
+      prometheus::BuildGauge().Name("hearth_step_order_chosen").Help("1: the order that steps of so many rows take").Register(registry);
   prometheus::Counter& accepted = Count("hearth_requests_accepted_total", "Requests taken in");
   prometheus::Counter& prompt_tokens = Count("hearth_prompt_tokens_total", "Tokens of accepted prompts");
   prometheus::Counter& cached_tokens = Count("hearth_cached_tokens_total", "Prompt tokens served from published pages");
@@ -159,6 +165,17 @@ void Metrics::OnResume() {
 }
 
 void Metrics::OnHttpAnswer(int status) { families_->http.Add({{"code", std::to_string(status)}}).Increment(); }
+
+void Metrics::OnWorkerStatus(const std::string& worker, const v1::WorkerStatus& status) {
+  for (const v1::WorkerStatus::StepOrder& order : status.step_orders()) {
+    const std::pair<const char*, double> measured[] = {{"joint", order.joint_ms()}, {"plain", order.plain_ms()}, {"alternate", order.alternate_ms()}};
+    for (const auto& [name, ms] : measured) {
+      const prometheus::Labels labels = {{"worker", worker}, {"rows", std::to_string(order.rows())}, {"order", name}};
+      if (ms > 0) families_->step_order_seconds.Add(labels).Set(ms / 1e3);
+      families_->step_order_chosen.Add(labels).Set(!order.measuring() && order.chosen() == name ? 1 : 0);
+    }
+  }
+}
 
 double Metrics::TokensPerSecond(int64_t now_ns) const {
   const int64_t second = now_ns / static_cast<int64_t>(kNsPerSecond);

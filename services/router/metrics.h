@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "hearth/v1/worker.pb.h"
 #include "services/router/request.h"
 
 namespace hearth::router {
@@ -38,6 +39,8 @@ class Metrics {
   void OnToken(const Stream& stream, int64_t now_ns);                   // before the stream's token times change
   void OnResume();
   void OnHttpAnswer(int status);
+  // What a worker says of itself, as gauges that bear its name.
+  void OnWorkerStatus(const std::string& worker, const v1::WorkerStatus& status);
 
   // The text exposition format, version 0.0.4.
   std::string Exposition() const;

@@ -80,11 +80,13 @@ Scheduler::~Scheduler() {
 }
 
 void Scheduler::AddWorker(WorkerLink::Kind kind, const std::string& name, const std::string& socket_path) {
-  links_.push_back(std::make_unique<WorkerLink>(loop_, kind, name, socket_path, options_.link_times, [this] {
+  const auto on_change = [this] {
     leftovers_.Look();
     ScheduleDispatch();
     if (on_readiness_) on_readiness_();
-  }));
+  };
+  const auto on_status = [this, name](const v1::WorkerStatus& status) { metrics_->OnWorkerStatus(name, status); };
+  links_.push_back(std::make_unique<WorkerLink>(loop_, kind, name, socket_path, options_.link_times, on_change, on_status));
 }
 
 absl::Status Scheduler::DecodeReadiness() const {

@@ -259,6 +259,25 @@ TEST(RenderTest, LogprobsAreFiniteAndBytesExact) {
   EXPECT_EQ(choice["token_ids"], Json({half, 1}));
 }
 
+TEST(MetricsTest, WorkersOrdersOfAStepAreGauges) {
+  v1::WorkerStatus status;
+  auto& order = *status.add_step_orders();
+  order.set_rows(4);
+  order.set_chosen("alternate");
+  order.set_joint_ms(25);
+  order.set_alternate_ms(20);
+  Metrics metrics;
+  metrics.OnWorkerStatus("decode.0", status);
+  const std::string text = metrics.Exposition();
+  const auto line = [](const char* family, const char* of, const char* value) {
+    return std::string(family) + "{order=\"" + of + "\",rows=\"4\",worker=\"decode.0\"} " + value + "\n";
+  };
+  EXPECT_NE(text.find(line("hearth_step_order_seconds", "joint", "0.025")), std::string::npos) << text;
+  EXPECT_EQ(text.find(line("hearth_step_order_seconds", "plain", "0")), std::string::npos) << "not measured";
+  EXPECT_NE(text.find(line("hearth_step_order_chosen", "alternate", "1")), std::string::npos) << text;
+  EXPECT_NE(text.find(line("hearth_step_order_chosen", "joint", "0")), std::string::npos) << text;
+}
+
 TEST(MetricsTest, PercentilesByNearestRank) {
   RecentValues values;
   EXPECT_EQ(values.Percentile(0.5), 0);

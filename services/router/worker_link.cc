@@ -65,12 +65,14 @@ class ContinueCall final : public WorkerCall, public grpc::ClientReadReactor<v1:
 
 }  // namespace
 
-WorkerLink::WorkerLink(EventLoop* loop, Kind kind, std::string name, const std::string& socket_path, LinkTimes times, std::function<void()> on_change)
+WorkerLink::WorkerLink(EventLoop* loop, Kind kind, std::string name, const std::string& socket_path, LinkTimes times, std::function<void()> on_change,
+                       std::function<void(const v1::WorkerStatus&)> on_status)
     : loop_(loop),
       kind_(kind),
       name_(std::move(name)),
       times_(times),
       on_change_(std::move(on_change)),
+      on_status_(std::move(on_status)),
       stub_(v1::Worker::NewStub(UnixChannel(socket_path))),
       away_since_ns_(MonotonicNowNs()) {
   Poll();
@@ -140,6 +142,7 @@ void WorkerLink::OnStatus(const absl::Status& result, const v1::WorkerStatus& st
   answering_ = result.ok();
   if (result.ok()) {
     status_ = status;
+    on_status_(status);
     SetState(status.state() == "ready", status.state());
   } else if (absl::IsDeadlineExceeded(result)) {
     SetState(false, absl::StrCat("away: its process does not answer (", absl::FormatDuration(times_.answer), ")"));

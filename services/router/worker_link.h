@@ -33,8 +33,9 @@ class WorkerLink {
  public:
   enum class Kind { kPrefill, kDecode };
 
-  // `on_change`: readiness changed.
-  WorkerLink(EventLoop* loop, Kind kind, std::string name, const std::string& socket_path, LinkTimes times, std::function<void()> on_change);
+  // `on_change`: readiness changed. `on_status`: what it says of itself, each time that it answers.
+  WorkerLink(EventLoop* loop, Kind kind, std::string name, const std::string& socket_path, LinkTimes times, std::function<void()> on_change,
+             std::function<void(const v1::WorkerStatus&)> on_status);
   ~WorkerLink();
 
   std::shared_ptr<WorkerCall> Continue(const v1::Stream& stream, std::function<void(const v1::StreamEvent&)> on_event,
@@ -71,6 +72,7 @@ class WorkerLink {
   const std::string name_;
   const LinkTimes times_;
   const std::function<void()> on_change_;
+  const std::function<void(const v1::WorkerStatus&)> on_status_;
   std::unique_ptr<v1::Worker::Stub> stub_;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // answers that come after the link is gone see false
   std::shared_ptr<void> poll_timer_;

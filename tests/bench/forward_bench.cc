@@ -1,6 +1,7 @@
 // The forward pass on the host device: decode at batch 1, 2, 4, 6 behind a context, beside a plain read of the very weights that the step read (what a
 // step can't be faster than), and prefill in one pass, beside the cores' BF16 peak. Medians.
-// Usage: forward_bench [MODEL_DIR] [--threads N] [--isa NAME] [--terms 1|2] [--shards S] [--context N] [--steps N] [--prefill N]
+// Usage: forward_bench [MODEL_DIR] [--threads N] [--isa NAME] [--terms 1|2] [--shards S] [--context N] [--steps N] [--prefill N] [--batch N]
+//        [--overlap joint|plain|alternate|auto]   auto compares the orders of a step in turn, 24 steps long
 // MODEL_DIR: a Hugging Face directory, loaded into an image first; fable-moe of the source tree if absent. Never run by ctest.
 #include <algorithm>
 #include <cstdio>
@@ -24,6 +25,7 @@ struct Flags {
   int64_t context = 128;
   int64_t steps = 32;
   int64_t prefill = 512;
+  std::vector<size_t> batches = {1, 2, 4, 6};
 };
 
 std::vector<int32_t> Ids(int64_t n, uint32_t seed, int64_t vocab) {
@@ -93,7 +95,7 @@ absl::Status Run(Flags flags) {
   if (Median(peaks) > 0) std::printf(", %.0f %% of the peak %.0f", 100 * flop / Median(seconds) * 1e-9 / Median(peaks), Median(peaks));
   std::printf(")\n");
 
-  for (const size_t batch : {1, 2, 4, 6}) {
+  for (const size_t batch : flags.batches) {
     harness->Reset();
     std::vector<TestStream> streams;
     for (size_t i = 0; i < batch; ++i) streams.push_back(harness->NewStream(flags.context + flags.steps + 1));
@@ -120,6 +122,14 @@ absl::Status Run(Flags flags) {
       const double read = SecondsToRead(pool, runs);
       if (step == 0) continue;  // warms up
       timed.Add(taken, read, bytes);
+    }
+    for (const StepOrderTimes& times : harness->runner().Look()) {
+      if (times.rows != static_cast<int64_t>(batch) || flags.harness.order.has_value()) continue;
+      std::printf("decode  batch %zu:      ", batch);
+      for (int order = 0; order < kNumStepOrders; ++order) {
+        std::printf("%s %.2f ms, ", StepOrderName(static_cast<StepOrder>(order)), times.median_ms[static_cast<size_t>(order)]);
+      }
+      std::printf("so %s\n", times.decided ? StepOrderName(times.chosen) : "not decided: more --steps");
     }
     std::printf("decode  batch %zu:      %10.1f tokens/s  (%.2f ms a step: %.2f GB of weights, %.1f GB/s, %.0f %% of a plain read's %.1f)\n", batch,
                 static_cast<double>(batch) / timed.seconds(), timed.seconds() * 1e3, timed.bytes() * 1e-9, timed.rate() * 1e-9, 100 * timed.of_read(),
@@ -152,6 +162,14 @@ int main(int argc, char** argv) {
       flags.context = std::atol(value);
     } else if (name == "--steps") {
       flags.steps = std::atol(value);
+    } else if (name == "--batch") {
+      flags.batches = {static_cast<size_t>(std::atol(value))};
+    } else if (name == "--overlap") {
+      flags.harness.order = hearth::StepOrderFromName(value);
+      if (!flags.harness.order.has_value() && std::string(value) != "auto") {
+        std::fprintf(stderr, "unknown order: %s\n", value);
+        return 2;
+      }
     } else if (name == "--prefill") {
       flags.prefill = std::atol(value);
     } else if (!hearth::TakeDeviceFlag(name, value, &flags.harness.device)) {

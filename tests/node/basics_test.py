@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import signal
+import threading
 import time
 
 from harness import FABLE, SOURCE, Node, run_tests, wait_for
@@ -139,6 +140,34 @@ def test_operator_commands():
             assert word in out, (word, out)
         code, _, err = node.command("drop", check=False)
         assert code == 1 and "running" in err, err
+
+
+def test_every_order_of_a_step_gives_the_same_tokens_and_is_told():
+    prompts = [p["ids"][:40] for p in GOLDEN["prompts"] if p["n_tokens"] >= 40][:3] * 2
+    answers = {}
+    for order in ("joint", "plain", "alternate", "auto"):
+        with Node(config=f'decode.overlap = "{order}"') as node:
+            got = [None] * len(prompts)
+
+            def ask(i):
+                got[i] = node.completion(prompts[i], max_tokens=60, ignore_eos=True, return_token_ids=True, logprobs=1)["choices"][0]
+            threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(prompts))]
+            for t in threads:
+                t.start()
+            for t in threads:
+                t.join(60)
+            answers[order] = got
+            worker = node.status()["workers"]["decode.0"]
+            assert worker["step_order_pinned"] == (order != "auto"), worker
+            shared = [o for o in worker["step_orders"] if int(o["rows"]) > 1]
+            assert shared, worker
+            if order == "auto":
+                assert any(o["joint_ms"] > 0 and o["plain_ms"] > 0 and o["alternate_ms"] > 0 for o in shared), shared
+                wait_for("gauges", lambda: b"hearth_step_order_seconds{" in node.get("/metrics").body, 5)
+            else:
+                assert all(o["chosen"] == order and o[order + "_ms"] > 0 for o in shared), shared
+                assert "pinned by decode.overlap" in node.command("status")[1]
+    assert all(a == answers["joint"] for a in answers.values()), "an order changed a token or a logprob"
 
 
 def test_up_supervises():
