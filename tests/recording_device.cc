@@ -151,6 +151,7 @@ class RecordingOps : public Ops {
   void ToBf16(Stream& s, const ToBf16Args& a) override { Add(s, "to_bf16", absl::StrCat("n=", a.n), CostOf(a)); }
   void SiluMul(Stream& s, const SiluMulArgs& a) override { Add(s, "silu_mul", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a)); }
   void Add(Stream& s, const AddArgs& a) override { Add(s, "add", absl::StrCat("n=", a.n), CostOf(a)); }
+  void AddGated(Stream& s, const AddGatedArgs& a) override { Add(s, "add_gated", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a)); }
   void GatherRows(Stream& s, const GatherRowsArgs& a) override { Add(s, "gather_rows", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a)); }
   void MlaWriteKv(Stream& s, const MlaWriteKvArgs& a) override {
     Add(s, "mla_write_kv", absl::StrCat("layer=", a.layer, " ", Rows(a.sequences, a.num_sequences)), CostOf(a));
@@ -161,6 +162,15 @@ class RecordingOps : public Ops {
   void MlaAttention(Stream& s, const MlaAttentionArgs& a) override {
     Add(s, "mla_attention", absl::StrCat(FormName(a.form), " layer=", a.layer, " heads=", a.heads, " ", Rows(a.sequences, a.num_sequences)),
         CostOf(a));
+  }
+  void GqaRotateQuery(Stream& s, const GqaRotateQueryArgs& a) override {
+    Add(s, "gqa_rotate_query", absl::StrCat("heads=", a.heads, " ", Rows(a.sequences, a.num_sequences)), CostOf(a));
+  }
+  void GqaWriteKv(Stream& s, const GqaWriteKvArgs& a) override {
+    Add(s, "gqa_write_kv", absl::StrCat("layer=", a.layer, " ", Rows(a.sequences, a.num_sequences)), CostOf(a));
+  }
+  void GqaAttention(Stream& s, const GqaAttentionArgs& a) override {
+    Add(s, "gqa_attention", absl::StrCat("layer=", a.layer, " heads=", a.heads, "/", a.kv_heads, " ", Rows(a.sequences, a.num_sequences)), CostOf(a));
   }
   // The one op whose result steers what comes after: ids are drawn from the seed, ascending, with even weights.
   void Gate(Stream& s, const GateArgs& a) override {

@@ -19,6 +19,22 @@ int64_t TotalRows(const KvSequence* sequences, int64_t num_sequences) {
   return rows;
 }
 
+// Positions that the rows of a sequence see, summed: start+1, start+2, ..., start+rows.
+double SeenPositions(const KvSequence& s) {
+  const double rows = static_cast<double>(s.num_rows);
+  return rows * s.start_position + rows * (rows + 1) / 2;
+}
+
+// Rows whose KV is written.
+double WrittenRows(const KvSequence* sequences, int64_t num_sequences) {
+  double written = 0;
+  for (int64_t i = 0; i < num_sequences; ++i) {
+    const KvSequence& s = sequences[i];
+    written += static_cast<double>(s.num_rows - std::clamp<int64_t>(s.write_from - s.start_position, 0, s.num_rows));
+  }
+  return written;
+}
+
 }  // namespace
 
 OpCost& OpCost::operator+=(const OpCost& o) {
@@ -79,18 +95,16 @@ OpCost CostOf(const SiluMulArgs& a) {
 
 OpCost CostOf(const AddArgs& a) { return {.flops = static_cast<double>(a.n), .weight_bytes = 0, .activation_bytes = 3 * kF32 * a.n, .kv_bytes = 0}; }
 
+OpCost CostOf(const AddGatedArgs& a) {
+  const double n = static_cast<double>(a.m) * a.n;
+  return {.flops = 2 * n, .weight_bytes = 0, .activation_bytes = 3 * kF32 * n + kF32 * a.m, .kv_bytes = 0};
+}
+
 OpCost CostOf(const GatherRowsArgs& a) { return {.flops = 0, .weight_bytes = 0, .activation_bytes = 2 * kF32 * a.m * a.n, .kv_bytes = 0}; }
 
 OpCost CostOf(const MlaWriteKvArgs& a) {
-  double read = 0, written = 0;
-  const double row = static_cast<double>(a.rank + 2 * a.rope.half);
-  for (int64_t i = 0; i < a.num_sequences; ++i) {
-    const KvSequence& s = a.sequences[i];
-    const int64_t kept = std::clamp<int64_t>(s.write_from - s.start_position, 0, s.num_rows);
-    read += row * static_cast<double>(s.num_rows - kept);
-    written += row * static_cast<double>(s.num_rows - kept);
-  }
-  return {.flops = 4 * read, .weight_bytes = kF32 * a.rank, .activation_bytes = kF32 * read, .kv_bytes = kBf16 * a.terms * written};
+  const double n = static_cast<double>(a.rank + 2 * a.rope.half) * WrittenRows(a.sequences, a.num_sequences);
+  return {.flops = 4 * n, .weight_bytes = kF32 * a.rank, .activation_bytes = kF32 * n, .kv_bytes = kBf16 * a.terms * n};
 }
 
 OpCost CostOf(const MlaRopeQueryArgs& a) {
@@ -107,8 +121,7 @@ OpCost CostOf(const MlaAttentionArgs& a) {
   for (int64_t i = 0; i < a.num_sequences; ++i) {
     const KvSequence& s = a.sequences[i];
     const double rows = static_cast<double>(s.num_rows);
-    // Positions that the rows see, summed: start+1, start+2, ..., start+rows.
-    const double seen = rows * s.start_position + rows * (rows + 1) / 2;
+    const double seen = SeenPositions(s);
     const double end = static_cast<double>(s.start_position + s.num_rows);
     cost.activation_bytes += rows * heads * (a.nope + a.rope_dim + a.v_dim) * a.terms * kBf16;
     if (a.form == Form::kDecode) {
@@ -118,6 +131,29 @@ OpCost CostOf(const MlaAttentionArgs& a) {
       cost.flops += 2 * heads * (end * a.rank * (a.nope + a.v_dim) + seen * (a.nope + a.rope_dim + a.v_dim));
       cost.kv_bytes += end * kv_row;
     }
+  }
+  return cost;
+}
+
+OpCost CostOf(const GqaRotateQueryArgs& a) {
+  const double n = static_cast<double>(TotalRows(a.sequences, a.num_sequences)) * a.heads * a.head_dim;
+  return {.flops = 4 * n, .weight_bytes = 0, .activation_bytes = 2 * kF32 * n, .kv_bytes = 0};
+}
+
+OpCost CostOf(const GqaWriteKvArgs& a) {
+  const double n = 2.0 * static_cast<double>(a.kv_heads * a.head_dim) * WrittenRows(a.sequences, a.num_sequences);
+  return {.flops = 2 * n, .weight_bytes = 0, .activation_bytes = kF32 * n, .kv_bytes = kBf16 * a.terms * n};
+}
+
+OpCost CostOf(const GqaAttentionArgs& a) {
+  OpCost cost;
+  const double query = static_cast<double>(a.heads) * a.head_dim;
+  const double cached = 2.0 * static_cast<double>(a.kv_heads) * a.head_dim * a.terms * kBf16;
+  for (int64_t i = 0; i < a.num_sequences; ++i) {
+    const KvSequence& s = a.sequences[i];
+    cost.flops += 4 * query * SeenPositions(s);
+    cost.activation_bytes += static_cast<double>(s.num_rows) * query * (kF32 + a.terms * kBf16);
+    cost.kv_bytes += static_cast<double>(s.start_position + s.num_rows) * cached;
   }
   return cost;
 }

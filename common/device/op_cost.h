@@ -35,6 +35,7 @@ OpCost CostOf(const LinearArgs& a);
 OpCost CostOf(const ToBf16Args& a);
 OpCost CostOf(const SiluMulArgs& a);
 OpCost CostOf(const AddArgs& a);
+OpCost CostOf(const AddGatedArgs& a);
 OpCost CostOf(const GatherRowsArgs& a);
 OpCost CostOf(const MlaWriteKvArgs& a);
 OpCost CostOf(const MlaRopeQueryArgs& a);
@@ -42,6 +43,10 @@ OpCost CostOf(const MlaRopeQueryArgs& a);
 // kPrefill: each sequence's positions are expanded once, 2*end*heads*(nope+v)*rank; a row then takes 2*heads*c*(nope+rope+v).
 // KV is read once per row (decode) or once per sequence (prefill).
 OpCost CostOf(const MlaAttentionArgs& a);
+OpCost CostOf(const GqaRotateQueryArgs& a);
+OpCost CostOf(const GqaWriteKvArgs& a);
+// A row with c positions to see: 4*heads*c*head_dim. A sequence's positions are read once.
+OpCost CostOf(const GqaAttentionArgs& a);
 OpCost CostOf(const GateArgs& a);
 // flops 2 * M*top_k * terms * 3*H*I; weights: ExpectedDistinctExperts(E, top_k, M) records of 3*H*I elements with their scales.
 OpCost CostOf(const ExpertsArgs& a);

@@ -77,6 +77,15 @@ TEST(OpCost, PrefillAttentionExpandsEachPositionOnce) {
   EXPECT_EQ(cost.flops, 2.0 * 2 * (67 * 64 * (16 + 8) + (65 + 66 + 67) * (16 + 4 + 8)));
 }
 
+TEST(OpCost, GroupedQueriesReadASequencesKvOnce) {
+  // Rows at positions 10 and 11 see 11 and 12 positions; the cached 12 are read once for both and for all six heads.
+  const KvSequence sequence{.first_row = 0, .num_rows = 2, .start_position = 10};
+  GqaAttentionArgs args{.heads = 6, .kv_heads = 2, .head_dim = 16, .sequences = &sequence, .num_sequences = 1, .terms = 2};
+  const OpCost cost = CostOf(args);
+  EXPECT_EQ(cost.kv_bytes, 12 * 2 * 2 * 16 * 2 * 2);
+  EXPECT_EQ(cost.flops, 4.0 * 6 * 16 * (11 + 12));
+}
+
 TEST(OpCost, RowsThatAreValidAlreadyWriteNoKv) {
   const KvSequence sequence{.first_row = 0, .num_rows = 5, .start_position = 10, .write_from = 13};
   MlaWriteKvArgs args{.rope = {.half = 8}, .rank = 64};

@@ -77,6 +77,14 @@ struct AddArgs {
   int64_t n = 0;
 };
 
+// y[m] += sigmoid(gate[m]) * x[m]: a shared expert behind a gate of its own (Qwen2-MoE).
+struct AddGatedArgs {
+  const float* x = nullptr;     // [M, n]
+  const float* gate = nullptr;  // [M]
+  int64_t m = 0, n = 0;
+  float* y = nullptr;  // [M, n]
+};
+
 struct GatherRowsArgs {
   const float* x = nullptr;       // [*, n]
   const int32_t* rows = nullptr;  // [M]
@@ -133,6 +141,56 @@ struct MlaAttentionArgs {
   bf16* out = nullptr;  // [M, T, heads, v]
 };
 
+// How queries and keys of grouped-query attention are normalised before they are rotated: each head for itself (Qwen3), or all heads as one vector
+// (MiniMax-M2). RMSNorm in F32.
+struct HeadNorm {
+  enum class Over { kNone, kHead, kAllHeads };
+  Over over = Over::kNone;
+  const float* weight = nullptr;  // [head_dim], or [heads * head_dim]
+  float eps = 0;
+};
+
+// In place: bias, norm, rotation of the first 2 * rope.half elements of each head (pairs i, i + half; the rest passes).
+struct GqaRotateQueryArgs {
+  float* q = nullptr;           // [M, heads, head_dim], the output of q_proj
+  const float* bias = nullptr;  // [heads * head_dim] or null
+  HeadNorm norm;
+  RopeTable rope;
+  int64_t heads = 0, head_dim = 0;
+  const KvSequence* sequences = nullptr;
+  int64_t num_sequences = 0;
+};
+
+// Keys as queries above, values with their bias alone; both as BF16 terms into the pages, a KV head's positions beside each other.
+struct GqaWriteKvArgs {
+  float* k = nullptr;             // [M, kv_heads, head_dim]; normalised and rotated in place
+  float* v = nullptr;             // [M, kv_heads, head_dim]; its bias is added in place
+  const float* k_bias = nullptr;  // [kv_heads * head_dim] or null; v_bias alike
+  const float* v_bias = nullptr;
+  HeadNorm norm;
+  RopeTable rope;
+  int64_t kv_heads = 0, head_dim = 0;
+  int terms = 1;      // of a cached vector: [T, head_dim]
+  int64_t layer = 0;  // KV layer index; a page's layer is [2 (keys, values), kv_heads, 64, T, head_dim]
+  const KvPool* kv = nullptr;
+  const KvSequence* sequences = nullptr;
+  int64_t num_sequences = 0;
+};
+
+// Causal attention of each row over positions 0..its own, heads / kv_heads query heads to a KV head (arXiv 2305.13245). In F32 and in one form: a row's
+// result depends on its position and the pages alone.
+struct GqaAttentionArgs {
+  const float* q = nullptr;  // [M, heads, head_dim], rotated
+  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  float softmax_scale = 0;
+  int64_t layer = 0;
+  const KvPool* kv = nullptr;
+  const KvSequence* sequences = nullptr;
+  int64_t num_sequences = 0;
+  int terms = 1;        // of cached vectors and result
+  bf16* out = nullptr;  // [M, T, heads, head_dim]
+};
+
 // The MoE gate works in F32 on the F32 residual (it normalises for itself): BF16 activations would move more expert choices than all else together.
 struct GateArgs {
   const float* x = nullptr;            // [M, H] residual, before the norm
@@ -180,10 +238,14 @@ class Ops {
   virtual void ToBf16(Stream&, const ToBf16Args&) = 0;
   virtual void SiluMul(Stream&, const SiluMulArgs&) = 0;
   virtual void Add(Stream&, const AddArgs&) = 0;
+  virtual void AddGated(Stream&, const AddGatedArgs&) = 0;
   virtual void GatherRows(Stream&, const GatherRowsArgs&) = 0;
   virtual void MlaWriteKv(Stream&, const MlaWriteKvArgs&) = 0;
   virtual void MlaRopeQuery(Stream&, const MlaRopeQueryArgs&) = 0;
   virtual void MlaAttention(Stream&, const MlaAttentionArgs&) = 0;
+  virtual void GqaRotateQuery(Stream&, const GqaRotateQueryArgs&) = 0;
+  virtual void GqaWriteKv(Stream&, const GqaWriteKvArgs&) = 0;
+  virtual void GqaAttention(Stream&, const GqaAttentionArgs&) = 0;
   virtual void Gate(Stream&, const GateArgs&) = 0;
   virtual void Experts(Stream&, const ExpertsArgs&) = 0;
   virtual void ToHost(Stream&, const ToHostArgs&) = 0;

@@ -1,15 +1,15 @@
 #include "common/formats/model_config.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_cat.h"
+#include "common/formats/attention_config.h"
 #include "common/formats/config_keys.h"
+#include "common/formats/families.h"
 #include "common/formats/file_io.h"
-#include "common/formats/rope_config.h"
 #include "common/formats/strict_json.h"
 
 namespace hearth {
@@ -24,72 +24,10 @@ constexpr char kGenerationName[] = "generation_config.json";
 // Far above any model, and low enough that no product of three of them overflows 64 bits.
 constexpr ConfigKeys::Range kDimension = {1, 1 << 20};
 constexpr ConfigKeys::Range kVocabulary = {1, 1 << 24};
-constexpr ConfigKeys::Range kHeads = {1, 1 << 16};
 constexpr ConfigKeys::Range kLayers = {1, 1 << 12};
 constexpr ConfigKeys::Range kExperts = {0, 1 << 16};
 constexpr ConfigKeys::Range kPositions = {1, int64_t{1} << 31};
 constexpr int64_t kAllExpertsMax = 1'000'000;  // layers x experts: bounds the tensor plan
-
-// What the configuration classes of Transformers fill in, by architecture.
-struct Family {
-  const char* architecture;
-  std::array<const char*, 2> model_types;
-  ScoringFunc scoring_func;
-  const char* topk_method;
-  int64_t n_shared_experts;
-  int64_t first_k_dense_replace;
-  int64_t n_group;
-  int64_t topk_group;
-  bool norm_topk_prob;
-  double routed_scaling_factor;
-};
-
-constexpr std::array kFamilies = {
-    Family{"DeepseekV3ForCausalLM", {"deepseek_v3", "kimi_k2"}, ScoringFunc::kSigmoid, "noaux_tc", 1, 3, 8, 4, true, 2.5},
-    Family{"DeepseekV2ForCausalLM", {"deepseek_v2", nullptr}, ScoringFunc::kSoftmax, "greedy", 2, 0, 1, 1, false, 1.0},
-};
-constexpr char kSupportedArchitectures[] =
-    "supported: DeepseekV3ForCausalLM (model_type deepseek_v3 or kimi_k2), DeepseekV2ForCausalLM (model_type "
-    "deepseek_v2)";
-
-bool HasModelType(const Family& family, std::string_view type) {
-  return std::any_of(family.model_types.begin(), family.model_types.end(), [type](const char* known) { return known != nullptr && type == known; });
-}
-
-// Architecture and model_type must be known and belong together; either one alone is enough.
-absl::StatusOr<const Family*> ChooseFamily(const ConfigKeys& keys, ModelConfig& config) {
-  const Family* family = nullptr;
-  if (keys.HasValue("architectures")) {
-    const json& list = *keys.Find("architectures");
-    if (!list.is_array() || list.size() != 1 || !list[0].is_string()) {
-      return keys.Refuse("architectures", absl::StrCat("need a list of one name; ", kSupportedArchitectures));
-    }
-    config.architecture = list[0].get<std::string>();
-    for (const Family& known : kFamilies) {
-      if (config.architecture == known.architecture) family = &known;
-    }
-    if (family == nullptr) {
-      return absl::InvalidArgumentError(
-          absl::StrCat(keys.path(), "architecture ", Quoted(config.architecture), " is not supported; ", kSupportedArchitectures));
-    }
-  }
-  if (keys.HasValue("model_type")) {
-    ASSIGN_OR_RETURN(config.model_type, keys.StringOr("model_type", ""));
-    if (family == nullptr) {
-      for (const Family& known : kFamilies) {
-        if (HasModelType(known, config.model_type)) family = &known;
-      }
-    }
-    if (family == nullptr || !HasModelType(*family, config.model_type)) {
-      return keys.Refuse("model_type",
-                         absl::StrCat(family ? absl::StrCat("doesn't belong to ", config.architecture, "; ") : "", kSupportedArchitectures));
-    }
-  }
-  if (family == nullptr) return keys.Refuse("architectures", kSupportedArchitectures);
-  if (config.architecture.empty()) config.architecture = family->architecture;
-  if (config.model_type.empty()) config.model_type = family->model_types[0];
-  return family;
-}
 
 absl::Status ParseDimensions(const ConfigKeys& keys, ModelConfig& config) {
   ASSIGN_OR_RETURN(config.vocab_size, keys.Int("vocab_size", kVocabulary));
@@ -99,43 +37,6 @@ absl::Status ParseDimensions(const ConfigKeys& keys, ModelConfig& config) {
   ASSIGN_OR_RETURN(config.max_position_embeddings, keys.Int("max_position_embeddings", kPositions));
   ASSIGN_OR_RETURN(config.rms_norm_eps, keys.DoubleOr("rms_norm_eps", 1e-6, 1e-30, 1.0));
   ASSIGN_OR_RETURN(config.tie_word_embeddings, keys.BoolOr("tie_word_embeddings", false));
-  return absl::OkStatus();
-}
-
-absl::Status ParseAttention(const ConfigKeys& keys, ModelConfig& config) {
-  ASSIGN_OR_RETURN(config.num_attention_heads, keys.Int("num_attention_heads", kHeads));
-  // Transformers always writes this key; hand-made configs leave it out where there is no such rank.
-  if (keys.HasValue("q_lora_rank")) {
-    ASSIGN_OR_RETURN(config.q_lora_rank, keys.Int("q_lora_rank", kDimension));
-  } else if (!keys.Has("q_lora_rank")) {
-    keys.Note(absl::StrCat(keys.path(), "q_lora_rank is missing: read as null, a plain q_proj"));
-  }
-  ASSIGN_OR_RETURN(config.kv_lora_rank, keys.Int("kv_lora_rank", kDimension));
-  ASSIGN_OR_RETURN(config.qk_nope_head_dim, keys.Int("qk_nope_head_dim", kHeads));
-  ASSIGN_OR_RETURN(config.qk_rope_head_dim, keys.Int("qk_rope_head_dim", kHeads));
-  ASSIGN_OR_RETURN(config.v_head_dim, keys.Int("v_head_dim", kHeads));
-  if (config.qk_rope_head_dim % 2 != 0) return keys.Refuse("qk_rope_head_dim", "need an even number: rotation works on pairs");
-  if (keys.HasValue("qk_head_dim")) {
-    const int64_t sum = config.qk_head_dim();
-    ASSIGN_OR_RETURN(const int64_t given, keys.Int("qk_head_dim", {1, 1 << 17}));
-    if (given != sum) return keys.Refuse("qk_head_dim", absl::StrCat("contradicts qk_nope_head_dim + qk_rope_head_dim = ", sum));
-  }
-  if (keys.HasValue("num_key_value_heads")) {
-    ASSIGN_OR_RETURN(const int64_t given, keys.Int("num_key_value_heads", kHeads));
-    if (given != config.num_attention_heads) {
-      keys.Note(absl::StrCat(keys.path(), "num_key_value_heads is ", given, ": ignored, MLA has one latent vector for all heads"));
-    }
-  }
-  ASSIGN_OR_RETURN(const bool attention_bias, keys.BoolOr("attention_bias", false));
-  if (attention_bias) return keys.Refuse("attention_bias", "only false is supported");
-  ASSIGN_OR_RETURN(config.rope_interleave, keys.BoolOr("rope_interleave", true));
-  if (!config.rope_interleave) {
-    return keys.Refuse("rope_interleave", "only true is supported: rotary pairs are neighbours (2i, 2i+1), as the DeepSeek models have them");
-  }
-  if (keys.HasValue("partial_rotary_factor")) RETURN_IF_ERROR(keys.Double("partial_rotary_factor", 1.0, 1.0).status());
-  ASSIGN_OR_RETURN(RopeConfig rope, ParseRopeConfig(keys, config.max_position_embeddings, &config.notes));
-  config.rope_theta = rope.theta;
-  config.rope_scaling = rope.scaling;
   return absl::OkStatus();
 }
 
@@ -149,25 +50,30 @@ absl::Status ParseFeedForward(const ConfigKeys& keys, ModelConfig& config) {
 
 // How the gate scores and chooses. Each architecture's own code has these combinations and no others.
 absl::Status ParseGate(const ConfigKeys& keys, const Family& family, ModelConfig& config) {
-  const bool is_v3 = family.scoring_func == ScoringFunc::kSigmoid;
-  ASSIGN_OR_RETURN(const std::string scoring, keys.StringOr("scoring_func", is_v3 ? "sigmoid" : "softmax"));
-  if (scoring != (is_v3 ? "sigmoid" : "softmax")) {
-    return keys.Refuse("scoring_func", absl::StrCat(config.architecture, " supports only \"", is_v3 ? "sigmoid" : "softmax", "\""));
+  const bool sigmoid = family.scoring_func == ScoringFunc::kSigmoid;
+  ASSIGN_OR_RETURN(const std::string scoring, keys.StringOr("scoring_func", sigmoid ? "sigmoid" : "softmax"));
+  if (scoring != (sigmoid ? "sigmoid" : "softmax")) {
+    return keys.Refuse("scoring_func", absl::StrCat(config.architecture, " supports only \"", sigmoid ? "sigmoid" : "softmax", "\""));
   }
   config.scoring_func = family.scoring_func;
   ASSIGN_OR_RETURN(const std::string method, keys.StringOr("topk_method", family.topk_method));
-  if (is_v3) {
+  const bool has_groups = config.architecture == "DeepseekV2ForCausalLM";
+  if (sigmoid) {
     if (method != "noaux_tc") return keys.Refuse("topk_method", absl::StrCat(config.architecture, " supports only \"noaux_tc\""));
     config.topk_method = TopkMethod::kNoauxTc;
   } else if (method == "greedy") {
     config.topk_method = TopkMethod::kGreedy;
-  } else if (method == "group_limited_greedy") {
+  } else if (method == "group_limited_greedy" && has_groups) {
     config.topk_method = TopkMethod::kGroupLimitedGreedy;
   } else {
-    return keys.Refuse("topk_method", absl::StrCat(config.architecture, " supports \"greedy\" and \"group_limited_greedy\""));
+    return keys.Refuse("topk_method", absl::StrCat(config.architecture, " supports \"greedy\"", has_groups ? " and \"group_limited_greedy\"" : ""));
   }
-  ASSIGN_OR_RETURN(config.norm_topk_prob, keys.BoolOr("norm_topk_prob", family.norm_topk_prob, /*note=*/true));
-  ASSIGN_OR_RETURN(config.routed_scaling_factor, keys.DoubleOr("routed_scaling_factor", family.routed_scaling_factor, 1e-6, 1e6));
+  config.norm_topk_prob = family.norm_topk_prob;
+  if (family.norm_topk_key != nullptr) {
+    ASSIGN_OR_RETURN(config.norm_topk_prob, keys.BoolOr(family.norm_topk_key, family.norm_topk_prob, /*note=*/true));
+  }
+  ASSIGN_OR_RETURN(config.routed_scaling_factor,
+                   keys.DoubleOr("routed_scaling_factor", family.routed_scaling_factor, 1e-6, 1e6, family.has_shared_experts));
   return absl::OkStatus();
 }
 
@@ -176,7 +82,7 @@ absl::Status ParseGroups(const ConfigKeys& keys, const Family& family, ModelConf
   const int64_t experts = config.n_routed_experts;
   ASSIGN_OR_RETURN(config.n_group, keys.IntOrNull("n_group", family.n_group, 1, {1, experts}));
   ASSIGN_OR_RETURN(config.topk_group, keys.IntOrNull("topk_group", std::min(family.topk_group, config.n_group), config.n_group, {1, config.n_group}));
-  if (experts % config.n_group != 0) return keys.Refuse("n_group", absl::StrCat("must divide n_routed_experts ", experts));
+  if (experts % config.n_group != 0) return keys.Refuse("n_group", absl::StrCat("must divide ", family.experts_key, " ", experts));
   const int64_t group_experts = experts / config.n_group;
   if (config.topk_method == TopkMethod::kNoauxTc && config.n_group > 1 && group_experts < 2) {
     return keys.Refuse("n_group", absl::StrCat("leaves one expert a group; noaux_tc scores a group by its two best"));
@@ -188,24 +94,64 @@ absl::Status ParseGroups(const ConfigKeys& keys, const Family& family, ModelConf
   return absl::OkStatus();
 }
 
+// Which experts every token visits.
+absl::Status ParseSharedExperts(const ConfigKeys& keys, const Family& family, ModelConfig& config) {
+  if (family.gated_shared_size_key != nullptr) {
+    ASSIGN_OR_RETURN(config.shared_intermediate_size, keys.Int(family.gated_shared_size_key, kDimension));
+    config.n_shared_experts = 1;
+    config.shared_expert_gate = true;
+    return absl::OkStatus();
+  }
+  if (!family.has_shared_experts) {
+    // A size of zero or null is how some configs say that there are none.
+    if (keys.HasValue("shared_intermediate_size")) return keys.Int("shared_intermediate_size", {0, 0}).status();
+    return absl::OkStatus();
+  }
+  ASSIGN_OR_RETURN(config.n_shared_experts, keys.IntOrNull("n_shared_experts", family.n_shared_experts, 0, {0, 256}));
+  config.shared_intermediate_size = config.n_shared_experts * config.moe_intermediate_size;
+  return absl::OkStatus();
+}
+
+// Which layers have experts.
+absl::Status ParseMoeLayers(const ConfigKeys& keys, const Family& family, ModelConfig& config) {
+  config.moe_layer_offset = family.moe_layer_offset;
+  if (family.has_shared_experts) {
+    ASSIGN_OR_RETURN(config.first_k_dense_replace, keys.IntOr("first_k_dense_replace", family.first_k_dense_replace, {0, kLayers.max}));
+  }
+  if (family.layer_freq_key != nullptr && keys.Has(family.layer_freq_key)) {
+    ASSIGN_OR_RETURN(config.moe_layer_freq, keys.Int(family.layer_freq_key, kLayers));
+  }
+  if (!family.has_mlp_only_layers || !keys.HasValue("mlp_only_layers")) return absl::OkStatus();
+  const json& list = *keys.Find("mlp_only_layers");
+  const auto is_layer = [&](const json& layer) {
+    return layer.is_number_unsigned() && layer.get<uint64_t>() < static_cast<uint64_t>(config.num_hidden_layers);
+  };
+  if (!list.is_array() || !std::all_of(list.begin(), list.end(), is_layer)) {
+    return keys.Refuse("mlp_only_layers", absl::StrCat("need a list of layers below num_hidden_layers ", config.num_hidden_layers));
+  }
+  config.mlp_only_layers = list.get<std::vector<int64_t>>();
+  std::sort(config.mlp_only_layers.begin(), config.mlp_only_layers.end());
+  return absl::OkStatus();
+}
+
 absl::Status ParseExperts(const ConfigKeys& keys, const Family& family, ModelConfig& config) {
-  if (keys.Has("n_routed_experts") && !keys.HasValue("n_routed_experts")) {
+  config.moe_names = family.moe_names;
+  if (keys.Has(family.experts_key) && !keys.HasValue(family.experts_key)) {
     config.n_routed_experts = 0;  // null: a dense model
   } else {
-    ASSIGN_OR_RETURN(config.n_routed_experts, keys.Int("n_routed_experts", kExperts));
+    ASSIGN_OR_RETURN(config.n_routed_experts, keys.Int(family.experts_key, kExperts));
   }
   ASSIGN_OR_RETURN(config.num_nextn_predict_layers,
                    keys.HasValue("num_nextn_predict_layers") ? keys.Int("num_nextn_predict_layers", {0, 64}) : absl::StatusOr<int64_t>(0));
   if (config.n_routed_experts == 0) return absl::OkStatus();
 
   if (config.n_routed_experts * config.num_hidden_layers > kAllExpertsMax) {
-    return keys.Refuse("n_routed_experts", absl::StrCat("times ", config.num_hidden_layers, " layers is above the ", kAllExpertsMax, " supported"));
+    return keys.Refuse(family.experts_key, absl::StrCat("times ", config.num_hidden_layers, " layers is above the ", kAllExpertsMax, " supported"));
   }
   ASSIGN_OR_RETURN(config.num_experts_per_tok, keys.Int("num_experts_per_tok", {1, config.n_routed_experts}));
-  ASSIGN_OR_RETURN(config.moe_intermediate_size, keys.Int("moe_intermediate_size", kDimension));
-  ASSIGN_OR_RETURN(config.n_shared_experts, keys.IntOrNull("n_shared_experts", family.n_shared_experts, 0, {0, 256}));
-  ASSIGN_OR_RETURN(config.first_k_dense_replace, keys.IntOr("first_k_dense_replace", family.first_k_dense_replace, {0, kLayers.max}));
-  ASSIGN_OR_RETURN(config.moe_layer_freq, keys.Has("moe_layer_freq") ? keys.Int("moe_layer_freq", kLayers) : absl::StatusOr<int64_t>(1));
+  ASSIGN_OR_RETURN(config.moe_intermediate_size, keys.Int(family.expert_size_key, kDimension));
+  RETURN_IF_ERROR(ParseSharedExperts(keys, family, config));
+  RETURN_IF_ERROR(ParseMoeLayers(keys, family, config));
   RETURN_IF_ERROR(ParseGate(keys, family, config));
   return ParseGroups(keys, family, config);
 }
@@ -269,6 +215,11 @@ absl::Status ParseSpecialTokens(const ConfigKeys& keys, std::string_view generat
 
 }  // namespace
 
+bool ModelConfig::IsMoeLayer(int64_t layer) const {
+  return n_routed_experts > 0 && layer >= first_k_dense_replace && (layer + moe_layer_offset) % moe_layer_freq == 0 &&
+         !std::binary_search(mlp_only_layers.begin(), mlp_only_layers.end(), layer);
+}
+
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json_text, std::string_view generation_config_text) {
   ASSIGN_OR_RETURN(const json object, ParseStrictJson(kConfigName, json_text));
   if (!object.is_object()) return absl::InvalidArgumentError(absl::StrCat(kConfigName, ": must be a JSON object"));
@@ -276,7 +227,7 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json_text, std::st
   const ConfigKeys keys(object, absl::StrCat(kConfigName, ": "), &config.notes);
   ASSIGN_OR_RETURN(const Family* family, ChooseFamily(keys, config));
   RETURN_IF_ERROR(ParseDimensions(keys, config));
-  RETURN_IF_ERROR(ParseAttention(keys, config));
+  RETURN_IF_ERROR(ParseAttention(keys, *family, config));
   RETURN_IF_ERROR(ParseFeedForward(keys, config));
   RETURN_IF_ERROR(ParseExperts(keys, *family, config));
   RETURN_IF_ERROR(ParseQuantization(keys, config));

@@ -1,5 +1,5 @@
-// What a checkpoint's config.json says, checked once: the DeepSeek family (V2, V3/R1, Kimi-K2), with the checkpoint's
-// own names.
+// What a checkpoint's config.json says, checked once, with the names that DeepSeek's checkpoints use. families.cc lists the architectures and
+// what each of them means by its own keys.
 // Room: common/formats. May touch: common/base. Threads: any; a plain value.
 //
 // Every key is either required, or has the default that Transformers gives it; a missing, null, mistyped or
@@ -32,9 +32,26 @@ struct RopeScaling {  // YaRN (arXiv 2309.00071); absent = plain RoPE
   std::optional<double> attention_factor;  // when given, replaces the quotient of the two
 };
 
+// kMla: one cached latent for all heads (DeepSeek-V2 section 2.1). kGqa: cached keys and values, each for a group of query heads (arXiv 2305.13245).
+enum class AttentionKind { kMla, kGqa };
+// RMSNorm of queries and keys before rotation: each head for itself, or all heads as one vector.
+enum class QkNorm { kNone, kPerHead, kAllHeads };
+
+// What a family calls the tensors of its MoE layers, behind "model.layers.N.". Dense layers are "mlp." everywhere.
+struct MoeNames {
+  const char* gate = "mlp.gate.weight";
+  const char* gate_bias = "mlp.gate.e_score_correction_bias";
+  const char* experts = "mlp.experts.";  // then the expert's id, "." and one of the three
+  const char* gate_proj = "gate_proj.weight";
+  const char* up_proj = "up_proj.weight";
+  const char* down_proj = "down_proj.weight";
+  const char* shared = "mlp.shared_experts.";
+  const char* shared_gate = "mlp.shared_expert_gate.weight";
+};
+
 struct ModelConfig {
   std::string architecture;  // "DeepseekV3ForCausalLM"
-  std::string model_type;    // "deepseek_v3", "deepseek_v2", "kimi_k2"
+  std::string model_type;    // "deepseek_v3", "kimi_k2", "qwen3_moe", ...
 
   int64_t vocab_size = 0;
   int64_t hidden_size = 0;
@@ -44,6 +61,12 @@ struct ModelConfig {
   int64_t max_position_embeddings = 0;
   double rms_norm_eps = 1e-6;
   bool tie_word_embeddings = false;
+
+  AttentionKind attention = AttentionKind::kMla;
+  // GQA. A head's first qk_rope_head_dim elements are rotated, in pairs (i, i + half); head_dim = nope + rope = v_head_dim.
+  int64_t num_key_value_heads = 0;
+  bool qkv_bias = false;
+  QkNorm qk_norm = QkNorm::kNone;
 
   // MLA (DeepSeek-V2 section 2.1)
   std::optional<int64_t> q_lora_rank;  // none: a plain q_proj
@@ -59,9 +82,14 @@ struct ModelConfig {
   int64_t n_routed_experts = 0;  // 0: no MoE layer at all
   int64_t num_experts_per_tok = 0;
   int64_t n_shared_experts = 0;
+  int64_t shared_intermediate_size = 0;  // of all shared experts together; 0: none
+  bool shared_expert_gate = false;       // their output is weighted by sigmoid(shared_gate . x)
   int64_t moe_intermediate_size = 0;
   int64_t first_k_dense_replace = 0;
   int64_t moe_layer_freq = 1;
+  int64_t moe_layer_offset = 0;          // 0: layers freq, 2 freq, ... of 0-based ids; 1: of ids that begin at 1 (decoder_sparse_step)
+  std::vector<int64_t> mlp_only_layers;  // dense all the same; ascending
+  MoeNames moe_names;
   int64_t n_group = 1;
   int64_t topk_group = 1;
   ScoringFunc scoring_func = ScoringFunc::kSigmoid;
@@ -78,9 +106,11 @@ struct ModelConfig {
   // What was assumed, for the log ("rope_scaling.original_max_position_embeddings is missing: ...").
   std::vector<std::string> notes;
 
-  bool IsMoeLayer(int64_t layer) const { return n_routed_experts > 0 && layer >= first_k_dense_replace && layer % moe_layer_freq == 0; }
+  bool IsMoeLayer(int64_t layer) const;
   int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
-  int64_t kv_row() const { return kv_lora_rank + qk_rope_head_dim; }  // elements of KV a token and layer
+  int64_t mla_row() const { return kv_lora_rank + qk_rope_head_dim; }
+  // Elements of KV a token and layer.
+  int64_t kv_row() const { return attention == AttentionKind::kMla ? mla_row() : 2 * num_key_value_heads * v_head_dim; }
 
   // Softmax scale: (nope + rope)^-0.5, times mscale(factor, mscale_all_dim)^2 under YaRN (DeepSeek's own modelling
   // code).

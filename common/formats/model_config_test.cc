@@ -133,8 +133,8 @@ TEST(ModelConfig, ArchitecturesAndTypesMustBelongTogether) {
   EXPECT_EQ(MustParse(j).model_type, "kimi_k2");
   j.erase("architectures");
   EXPECT_EQ(MustParse(j).architecture, "DeepseekV3ForCausalLM");
-  j["model_type"] = "mixtral";
-  ExpectRefused(Parse(j), "mixtral", "DeepseekV3ForCausalLM");
+  j["model_type"] = "dbrx";
+  ExpectRefused(Parse(j), "dbrx", "DeepseekV3ForCausalLM");
   j.erase("model_type");
   ExpectRefused(Parse(j), "architectures is missing", "DeepseekV2ForCausalLM");
   j = BaseV3();
@@ -145,8 +145,8 @@ TEST(ModelConfig, ArchitecturesAndTypesMustBelongTogether) {
     j["architectures"] = bad;
     ExpectRefused(Parse(j), "architectures");
   }
-  j["architectures"] = {"Qwen3MoeForCausalLM"};
-  ExpectRefused(Parse(j), "\"Qwen3MoeForCausalLM\" is not supported", "supported: DeepseekV3ForCausalLM");
+  j["architectures"] = {"DbrxForCausalLM"};
+  ExpectRefused(Parse(j), "\"DbrxForCausalLM\" is not supported", "supported: DeepseekV3ForCausalLM");
 }
 
 // One changed key at a time, each refused with its name.

@@ -12,6 +12,7 @@ constexpr char kSupportedTypes[] = "supported: \"default\" (or null) and \"yarn\
 
 struct Dialect {
   std::optional<double> theta;
+  std::optional<double> partial_rotary_factor;
   std::optional<RopeScaling> scaling;
 };
 
@@ -61,7 +62,8 @@ absl::StatusOr<RopeScaling> ParseYarn(const ConfigKeys& keys, int64_t max_positi
   return yarn;
 }
 
-absl::StatusOr<Dialect> ParseDialect(const ConfigKeys& config, const char* key, int64_t max_position_embeddings, std::vector<std::string>* notes) {
+absl::StatusOr<Dialect> ParseDialect(const ConfigKeys& config, const char* key, int64_t max_position_embeddings, double partial_rotary_factor_min,
+                                     std::vector<std::string>* notes) {
   Dialect dialect;
   if (!config.HasValue(key)) return dialect;
   const nlohmann::json& object = *config.Find(key);
@@ -71,7 +73,7 @@ absl::StatusOr<Dialect> ParseDialect(const ConfigKeys& config, const char* key, 
     ASSIGN_OR_RETURN(dialect.theta, ParseTheta(keys));
   }
   if (keys.HasValue("partial_rotary_factor")) {
-    RETURN_IF_ERROR(keys.Double("partial_rotary_factor", 1.0, 1.0).status());
+    ASSIGN_OR_RETURN(dialect.partial_rotary_factor, keys.Double("partial_rotary_factor", partial_rotary_factor_min, 1.0));
   }
   ASSIGN_OR_RETURN(const std::string type, ParseType(keys));
   if (type == "yarn") {
@@ -103,9 +105,10 @@ bool SameScaling(const std::optional<RopeScaling>& a, const std::optional<RopeSc
 
 }  // namespace
 
-absl::StatusOr<RopeConfig> ParseRopeConfig(const ConfigKeys& config, int64_t max_position_embeddings, std::vector<std::string>* notes) {
-  ASSIGN_OR_RETURN(const Dialect scaling, ParseDialect(config, "rope_scaling", max_position_embeddings, notes));
-  ASSIGN_OR_RETURN(const Dialect parameters, ParseDialect(config, "rope_parameters", max_position_embeddings, notes));
+absl::StatusOr<RopeConfig> ParseRopeConfig(const ConfigKeys& config, int64_t max_position_embeddings, double partial_rotary_factor_min,
+                                           std::vector<std::string>* notes) {
+  ASSIGN_OR_RETURN(const Dialect scaling, ParseDialect(config, "rope_scaling", max_position_embeddings, partial_rotary_factor_min, notes));
+  ASSIGN_OR_RETURN(const Dialect parameters, ParseDialect(config, "rope_parameters", max_position_embeddings, partial_rotary_factor_min, notes));
   if (config.HasValue("rope_scaling") && config.HasValue("rope_parameters") && !SameScaling(scaling.scaling, parameters.scaling)) {
     return config.Refuse("rope_parameters",
                          absl::StrCat("contradicts rope_scaling ", Shown(*config.Find("rope_scaling")), ": remove one of the two"));
@@ -123,7 +126,19 @@ absl::StatusOr<RopeConfig> ParseRopeConfig(const ConfigKeys& config, int64_t max
     theta = dialect->theta;
   }
   if (!theta) config.Note(absl::StrCat(config.path(), "rope_theta is missing: 10000 taken, as Transformers does"));
-  return RopeConfig{theta.value_or(10000.0), scaling.scaling ? scaling.scaling : parameters.scaling};
+  std::optional<double> partial;
+  if (config.HasValue("partial_rotary_factor")) {
+    ASSIGN_OR_RETURN(partial, config.Double("partial_rotary_factor", partial_rotary_factor_min, 1.0));
+  }
+  for (const Dialect* dialect : {&scaling, &parameters}) {
+    if (!dialect->partial_rotary_factor) continue;
+    if (partial && *partial != *dialect->partial_rotary_factor) {
+      return absl::InvalidArgumentError(absl::StrCat(config.path(), "partial_rotary_factor is given as ", *partial, " and as ",
+                                                     *dialect->partial_rotary_factor, ": remove one of the two"));
+    }
+    partial = dialect->partial_rotary_factor;
+  }
+  return RopeConfig{theta.value_or(10000.0), scaling.scaling ? scaling.scaling : parameters.scaling, partial};
 }
 
 }  // namespace hearth

@@ -19,8 +19,11 @@ namespace hearth {
 struct RopeConfig {
   double theta = 10000.0;
   std::optional<RopeScaling> scaling;
+  std::optional<double> partial_rotary_factor;  // the share of a head that is rotated
 };
 
-absl::StatusOr<RopeConfig> ParseRopeConfig(const ConfigKeys& config, int64_t max_position_embeddings, std::vector<std::string>* notes);
+// partial_rotary_factor_min: 1 where the family rotates all of its rotary part.
+absl::StatusOr<RopeConfig> ParseRopeConfig(const ConfigKeys& config, int64_t max_position_embeddings, double partial_rotary_factor_min,
+                                           std::vector<std::string>* notes);
 
 }  // namespace hearth

@@ -56,7 +56,8 @@ struct Shard {
 // write into the residual stream are smaller still, so that the 2 x layers terms added there sum to about one.
 double WeightSpread(const ModelConfig& config, const PlannedTensor& tensor) {
   const double inputs = static_cast<double>(tensor.shape.back());
-  const bool writes_residual = tensor.name.ends_with("o_proj.weight") || tensor.name.ends_with("down_proj.weight");
+  const bool writes_residual =
+      tensor.name.ends_with("o_proj.weight") || tensor.name.ends_with("down_proj.weight") || tensor.role == TensorRole::kExpertDown;
   const double depth = writes_residual ? std::sqrt(2.0 * static_cast<double>(config.num_hidden_layers)) : 1.0;
   return 1.0 / (std::sqrt(inputs) * depth);
 }
@@ -71,6 +72,7 @@ std::vector<SynthTensor> DescribeTensors(const ModelConfig& config) {
       case TensorRole::kHead: tensor.spec = {DType::kBF16, 0.0, 3.0 / std::sqrt(static_cast<double>(config.hidden_size))}; break;
       case TensorRole::kNorm: tensor.spec = {DType::kBF16, 1.0, 0.05}; break;
       case TensorRole::kGate: tensor.spec = {DType::kBF16, 0.0, WeightSpread(config, planned)}; break;
+      case TensorRole::kBias: tensor.spec = {DType::kBF16, 0.0, 0.1}; break;
       case TensorRole::kGateBias: tensor.spec = {DType::kF32, 0.0, 0.02}; break;
       default: tensor.spec = {DType::kBF16, 0.0, WeightSpread(config, planned)}; break;
     }

@@ -20,7 +20,11 @@ class PlanBuilder {
     for (layer_ = 0; layer_ < c_.num_hidden_layers; ++layer_) {
       prefix_ = absl::StrCat("model.layers.", layer_, ".");
       Add(TensorRole::kNorm, "input_layernorm.weight", {c_.hidden_size});
-      AddAttention();
+      if (c_.attention == AttentionKind::kMla) {
+        AddMla();
+      } else {
+        AddGqa();
+      }
       Add(TensorRole::kNorm, "post_attention_layernorm.weight", {c_.hidden_size});
       if (c_.IsMoeLayer(layer_)) {
         AddMoe();
@@ -36,7 +40,7 @@ class PlanBuilder {
   }
 
  private:
-  void AddAttention() {
+  void AddMla() {
     const int64_t q_rows = c_.num_attention_heads * c_.qk_head_dim();
     if (c_.q_lora_rank) {
       AddLinear("self_attn.q_a_proj.weight", *c_.q_lora_rank, c_.hidden_size);
@@ -45,23 +49,42 @@ class PlanBuilder {
     } else {
       AddLinear("self_attn.q_proj.weight", q_rows, c_.hidden_size);
     }
-    AddLinear("self_attn.kv_a_proj_with_mqa.weight", c_.kv_row(), c_.hidden_size);
+    AddLinear("self_attn.kv_a_proj_with_mqa.weight", c_.mla_row(), c_.hidden_size);
     Add(TensorRole::kNorm, "self_attn.kv_a_layernorm.weight", {c_.kv_lora_rank});
     AddLinear("self_attn.kv_b_proj.weight", c_.num_attention_heads * (c_.qk_nope_head_dim + c_.v_head_dim), c_.kv_lora_rank);
     AddLinear("self_attn.o_proj.weight", c_.hidden_size, c_.num_attention_heads * c_.v_head_dim);
   }
 
+  void AddGqa() {
+    const int64_t kv_heads = c_.num_key_value_heads;
+    AddProjection("self_attn.q_proj.", c_.num_attention_heads * c_.qk_head_dim());
+    AddProjection("self_attn.k_proj.", kv_heads * c_.qk_head_dim());
+    AddProjection("self_attn.v_proj.", kv_heads * c_.v_head_dim);
+    AddLinear("self_attn.o_proj.weight", c_.hidden_size, c_.num_attention_heads * c_.v_head_dim);
+    if (c_.qk_norm == QkNorm::kNone) return;
+    const bool all = c_.qk_norm == QkNorm::kAllHeads;
+    Add(TensorRole::kNorm, "self_attn.q_norm.weight", {(all ? c_.num_attention_heads : 1) * c_.qk_head_dim()});
+    Add(TensorRole::kNorm, "self_attn.k_norm.weight", {(all ? kv_heads : 1) * c_.qk_head_dim()});
+  }
+
+  void AddProjection(const std::string& name, int64_t rows) {
+    AddLinear(name + "weight", rows, c_.hidden_size);
+    if (c_.qkv_bias) Add(TensorRole::kBias, name + "bias", {rows});
+  }
+
   void AddMoe() {
-    Add(TensorRole::kGate, "mlp.gate.weight", {c_.n_routed_experts, c_.hidden_size});
-    if (c_.topk_method == TopkMethod::kNoauxTc) Add(TensorRole::kGateBias, "mlp.gate.e_score_correction_bias", {c_.n_routed_experts});
+    const MoeNames& names = c_.moe_names;
+    Add(TensorRole::kGate, names.gate, {c_.n_routed_experts, c_.hidden_size});
+    if (c_.topk_method == TopkMethod::kNoauxTc) Add(TensorRole::kGateBias, names.gate_bias, {c_.n_routed_experts});
     const int64_t inner = c_.moe_intermediate_size;
     for (int64_t expert = 0; expert < c_.n_routed_experts; ++expert) {
-      const std::string name = absl::StrCat("mlp.experts.", expert, ".");
-      AddExpert(TensorRole::kExpertGate, name + "gate_proj.weight", expert, inner, c_.hidden_size);
-      AddExpert(TensorRole::kExpertUp, name + "up_proj.weight", expert, inner, c_.hidden_size);
-      AddExpert(TensorRole::kExpertDown, name + "down_proj.weight", expert, c_.hidden_size, inner);
+      const std::string name = absl::StrCat(names.experts, expert, ".");
+      AddExpert(TensorRole::kExpertGate, name + names.gate_proj, expert, inner, c_.hidden_size);
+      AddExpert(TensorRole::kExpertUp, name + names.up_proj, expert, inner, c_.hidden_size);
+      AddExpert(TensorRole::kExpertDown, name + names.down_proj, expert, c_.hidden_size, inner);
     }
-    if (c_.n_shared_experts > 0) AddDense("mlp.shared_experts.", c_.n_shared_experts * inner);
+    if (c_.shared_intermediate_size > 0) AddDense(names.shared, c_.shared_intermediate_size);
+    if (c_.shared_expert_gate) Add(TensorRole::kGate, names.shared_gate, {1, c_.hidden_size});
   }
 
   void AddDense(const std::string& name, int64_t inner) {
@@ -133,6 +156,7 @@ absl::Status CheckTensor(const ModelConfig& config, const PlannedTensor& planned
 
 // The likeliest reason when only the query projection is missing.
 std::string QueryRankHint(const ModelConfig& config, const Checkpoint& checkpoint) {
+  if (config.attention != AttentionKind::kMla) return "";
   const bool has_low_rank = checkpoint.Find("model.layers.0.self_attn.q_a_proj.weight") != nullptr;
   const bool has_plain = checkpoint.Find("model.layers.0.self_attn.q_proj.weight") != nullptr;
   if (!config.q_lora_rank && has_low_rank && !has_plain) return " (the checkpoint has q_a_proj: config.json needs its q_lora_rank)";

@@ -21,6 +21,7 @@ enum class TensorRole {
   kLinear,      // 2-D weight, may be FP8 with `<name>_scale_inv`
   kGate,        // MoE gate weight [experts, hidden]
   kGateBias,    // e_score_correction_bias [experts]
+  kBias,        // of a projection; vectors
   kExpertGate,  // routed expert, by (layer, expert)
   kExpertUp,
   kExpertDown,

@@ -118,6 +118,19 @@ struct KernelTable {
   //   v [count, v_dim] bf16, rows ldv apart; acc [v_dim] f32; scratch [64] f32
   void (*attention_expanded)(const bf16* q, const bf16* k, int64_t ldk, const bf16* k_rope, int64_t ld_rope, const bf16* v, int64_t ldv,
                              int64_t count, int64_t nope, int64_t rope, int64_t v_dim, float scale, SoftmaxState* state, float* acc, float* scratch);
+
+  // A page's cached rows as F32, for `attend`; exact, so bit-equal on every path.
+  //   dst[r, i] = src[r, i], plus src[r, low + i] where low > 0 (the second BF16 term of a row lies `low` elements behind the first)
+  //   src [rows, n] bf16, rows ld apart; dst [rows, n] f32, rows ld_dst apart
+  void (*widen_bf16)(const bf16* src, int64_t ld, int64_t low, int64_t rows, int64_t n, float* dst, int64_t ld_dst);
+
+  // Attention of some queries over one run of at most 64 consecutive positions, all of which each of them sees: grouped-query attention, whose heads
+  // share a key head, and absorbed MLA, whose heads share the latent; everything in F32.
+  //   score[h, j] = scale * (q[h] . k[j]);  running softmax, one step a call as in mla_absorbed;  acc[h] += exp(score - max) * v[j]
+  //   q [queries, key_dim]; k [count, key_dim], rows ldk apart; v [count, value_dim], rows ldv apart; state [queries]; acc [queries, value_dim];
+  //   scratch [queries * 64] f32. A query's sums have an order of their own, whatever others are in the call.
+  void (*attend)(const float* q, int64_t queries, const float* k, int64_t ldk, const float* v, int64_t ldv, int64_t count, int64_t key_dim,
+                 int64_t value_dim, float scale, SoftmaxState* state, float* acc, float* scratch);
 };
 
 // The paths in ascending order of preference.
@@ -134,6 +147,9 @@ const KernelTable& Kernels(Isa isa);
 // Rotary embedding of interleaved pairs (2i, 2i+1), in place: x[2i], x[2i+1] rotated by cos[i], sin[i].
 //   x [2 * half] f32
 void RopeInterleaved(float* x, const float* cos, const float* sin, int64_t half);
+
+// The same with the halves as pairs (i, i + half), as most families but DeepSeek's have it.
+void RopeHalves(float* x, const float* cos, const float* sin, int64_t half);
 
 // acc[i] * (1 / sum) -> bf16
 void FinishSoftmax(const SoftmaxState& state, const float* acc, bf16* out, int64_t n);

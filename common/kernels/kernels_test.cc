@@ -540,6 +540,79 @@ TEST_P(KernelsTest, ExpSumAddsWhatItShows) {
   }
 }
 
+TEST_P(KernelsTest, WidenBf16IsExact) {
+  for (const auto& [rows, n] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {64, 33}, {2, 128}}) {
+    const int64_t ld = 2 * n + 1;
+    GuardedArray<bf16> src((rows - 1) * ld + 2 * n);
+    FillGaussian(rng_, {src.data(), static_cast<size_t>(src.size())});
+    for (const int64_t low : {int64_t{0}, n}) {
+      GuardedArray<float> dst((rows - 1) * (n + 2) + n, kNan);
+      k().widen_bf16(src.data(), ld, low, rows, n, dst.data(), n + 2);
+      for (int64_t r = 0; r < rows; ++r) {
+        for (int64_t i = 0; i < n; ++i) {
+          const float want = ToFloat(src[r * ld + i]) + (low > 0 ? ToFloat(src[r * ld + low + i]) : 0.0f);
+          ASSERT_EQ(Bits(dst[r * (n + 2) + i]), Bits(want)) << r << ", " << i << ", low " << low;
+        }
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, AttendOverPages) {
+  struct Case {
+    int64_t queries, key_dim, value_dim, positions;
+    bool shared;  // values are the first columns of the keys, as in the latent of MLA
+  };
+  for (const auto& [queries, key_dim, value_dim, positions, shared] :
+       {Case{1, 1, 1, 1, false}, Case{3, 7, 5, 3, false}, Case{8, 128, 128, 64, false}, Case{7, 80, 64, 65, true}, Case{16, 576, 512, 200, true},
+        Case{5, 33, 34, 131, false}}) {
+    const float scale = 2.0f / std::sqrt(static_cast<float>(key_dim));
+    GuardedArray<float> q(queries * key_dim), keys(positions * key_dim), own_values(positions * value_dim);
+    for (const auto* a : {&q, &keys, &own_values}) FillGaussian(rng_, {a->data(), static_cast<size_t>(a->size())});
+    const float* values = shared ? keys.data() : own_values.data();
+    const int64_t ldv = shared ? key_dim : value_dim;
+    const auto run = [&, q = q.data(), key_dim = key_dim, value_dim = value_dim, positions = positions](int64_t first, int64_t count,
+                                                                                                        SoftmaxState* state, float* acc) {
+      GuardedArray<float> scratch(count * 64);
+      for (int64_t j = 0; j < positions; j += 64) {
+        k().attend(q + first * key_dim, count, keys.data() + j * key_dim, key_dim, values + j * ldv, ldv, std::min<int64_t>(64, positions - j),
+                   key_dim, value_dim, scale, state, acc, scratch.data());
+      }
+    };
+    std::vector<SoftmaxState> state(static_cast<size_t>(queries));
+    GuardedArray<float> acc(queries * value_dim);
+    run(0, queries, state.data(), acc.data());
+    for (int64_t h = 0; h < queries; ++h) {
+      std::vector<double> scores;
+      for (int64_t j = 0; j < positions; ++j) {
+        double sum = 0;
+        for (int64_t i = 0; i < key_dim; ++i) sum += static_cast<double>(q[h * key_dim + i]) * keys[j * key_dim + i];
+        scores.push_back(scale * sum);
+      }
+      const double max = *std::max_element(scores.begin(), scores.end());
+      double weights = 0;
+      for (const double score : scores) weights += std::exp(score - max);
+      for (int64_t i = 0; i < value_dim; ++i) {
+        double want = 0, magnitude = 1e-3;
+        for (int64_t j = 0; j < positions; ++j) {
+          const double product = std::exp(scores[static_cast<size_t>(j)] - max) / weights * values[j * ldv + i];
+          want += product;
+          magnitude += std::fabs(product);
+        }
+        ASSERT_NEAR(acc[h * value_dim + i] / state[static_cast<size_t>(h)].sum, want, 1e-5 * magnitude)
+            << "queries " << queries << " key_dim " << key_dim << " positions " << positions << " query " << h;
+      }
+      // A query alone gives the bits it has among others.
+      SoftmaxState alone;
+      GuardedArray<float> acc_alone(value_dim);
+      run(h, 1, &alone, acc_alone.data());
+      ASSERT_EQ(Bits(alone.max), Bits(state[static_cast<size_t>(h)].max));
+      ASSERT_EQ(Bits(alone.sum), Bits(state[static_cast<size_t>(h)].sum));
+      for (int64_t i = 0; i < value_dim; ++i) ASSERT_EQ(Bits(acc_alone[i]), Bits(acc[h * value_dim + i]));
+    }
+  }
+}
+
 // One query of one element and values that are 1 at one position alone: acc is exp(score - max) itself.
 struct TinyAttention {
   explicit TinyAttention(const KernelTable& kernels) : kernels(kernels) {}
@@ -638,6 +711,14 @@ TEST(RopeTest, RotatesPairs) {
   const float sin[] = {1, 0, 0.8f};
   RopeInterleaved(x, cos, sin, 3);
   EXPECT_THAT(x, ElementsAre(0, 1, 0, 2, 3 * 0.6f - 4 * 0.8f, 3 * 0.8f + 4 * 0.6f));
+}
+
+TEST(RopeTest, RotatesHalves) {
+  float x[] = {1, 2, 3, 4, 5};
+  const float cos[] = {0.0f, 0.5f};
+  const float sin[] = {1.0f, 0.25f};
+  RopeHalves(x, cos, sin, 2);
+  EXPECT_THAT(x, ElementsAre(-3, 2 * 0.5f - 4 * 0.25f, 1, 2 * 0.25f + 4 * 0.5f, 5));
 }
 
 TEST(FinishSoftmaxTest, DividesBySum) {

@@ -184,8 +184,12 @@ float ExpSum(const float* x, int64_t n, float top, float factor, float* out) {
   return sum;
 }
 
-float Dot(const bf16* a, const bf16* b, int64_t n, float sum) {
-  for (int64_t i = 0; i < n; ++i) sum += ToFloat(a[i]) * ToFloat(b[i]);
+float Widened(bf16 x) { return ToFloat(x); }
+float Widened(float x) { return x; }
+
+template <class T>
+float Dot(const T* a, const T* b, int64_t n, float sum) {
+  for (int64_t i = 0; i < n; ++i) sum += Widened(a[i]) * Widened(b[i]);
   return sum;
 }
 
@@ -207,9 +211,10 @@ void AdvanceSoftmax(float* scores, int64_t count, SoftmaxState* state, float* ac
   }
 }
 
-void AddValues(const float* p, const bf16* v, int64_t ldv, int64_t count, float* acc, int64_t n) {
+template <class T>
+void AddValues(const float* p, const T* v, int64_t ldv, int64_t count, float* acc, int64_t n) {
   for (int64_t j = 0; j < count; ++j) {
-    for (int64_t i = 0; i < n; ++i) acc[i] += p[j] * ToFloat(v[j * ldv + i]);
+    for (int64_t i = 0; i < n; ++i) acc[i] += p[j] * Widened(v[j * ldv + i]);
   }
 }
 
@@ -238,6 +243,23 @@ void AttentionExpanded(const bf16* q, const bf16* k, int64_t ldk, const bf16* k_
   AddValues(scratch, v, ldv, count, acc, v_dim);
 }
 
+void WidenBf16(const bf16* src, int64_t ld, int64_t low, int64_t rows, int64_t n, float* dst, int64_t ld_dst) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const bf16* from = src + r * ld;
+    for (int64_t i = 0; i < n; ++i) dst[r * ld_dst + i] = low > 0 ? ToFloat(from[i]) + ToFloat(from[low + i]) : ToFloat(from[i]);
+  }
+}
+
+void Attend(const float* q, int64_t queries, const float* k, int64_t ldk, const float* v, int64_t ldv, int64_t count, int64_t key_dim,
+            int64_t value_dim, float scale, SoftmaxState* state, float* acc, float* scratch) {
+  for (int64_t h = 0; h < queries; ++h) {
+    float* scores = scratch + h * 64;
+    for (int64_t j = 0; j < count; ++j) scores[j] = scale * Dot(q + h * key_dim, k + j * ldk, key_dim, 0.0f);
+    AdvanceSoftmax(scores, count, &state[h], acc + h * value_dim, value_dim);
+    AddValues(scores, v, ldv, count, acc + h * value_dim, value_dim);
+  }
+}
+
 }  // namespace
 
 constinit const KernelTable kScalarTable = {
@@ -253,6 +275,8 @@ constinit const KernelTable kScalarTable = {
     .exp_sum = ExpSum,
     .mla_absorbed = MlaAbsorbed,
     .attention_expanded = AttentionExpanded,
+    .widen_bf16 = WidenBf16,
+    .attend = Attend,
 };
 
 }  // namespace hearth

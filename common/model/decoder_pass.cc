@@ -45,8 +45,17 @@ void DecoderPass::Layer(int64_t layer) {
   }
 }
 
-// Multi-head latent attention (DeepSeek-V2 section 2.1): queries through their own low rank, keys and values through the cached latent.
 void DecoderPass::Attention(const AttentionWeights& weights, int64_t layer) {
+  if (weights.mla.has_value()) {
+    LatentAttention(*weights.mla, layer);  // into w.attended
+  } else {
+    GroupedAttention(*weights.gqa, layer);
+  }
+  Linear(weights.o, c_.workspace.attended, m_, c_.workspace.projected);
+}
+
+// Multi-head latent attention (DeepSeek-V2 section 2.1): queries through their own low rank, keys and values through the cached latent.
+void DecoderPass::LatentAttention(const MlaWeights& weights, int64_t layer) {
   const ModelConfig& c = c_.config;
   ForwardWorkspace& w = c_.workspace;
   const KvSequence* sequences = c_.batch.sequences.data();
@@ -94,7 +103,56 @@ void DecoderPass::Attention(const AttentionWeights& weights, int64_t layer) {
                                   .num_sequences = num_sequences,
                                   .terms = w.terms,
                                   .out = w.attended.as<bf16>()});
-  Linear(weights.o, w.attended, m_, w.projected);
+}
+
+// Grouped-query attention (arXiv 2305.13245): keys and values of fewer heads, each cached for a group of query heads.
+void DecoderPass::GroupedAttention(const GqaWeights& weights, int64_t layer) {
+  const ModelConfig& c = c_.config;
+  ForwardWorkspace& w = c_.workspace;
+  const KvSequence* sequences = c_.batch.sequences.data();
+  const int64_t num_sequences = static_cast<int64_t>(c_.batch.sequences.size());
+  const auto norm = [&](const HeadProjection& of) -> HeadNorm {
+    if (c.qk_norm == QkNorm::kNone) return {};
+    return {.over = c.qk_norm == QkNorm::kPerHead ? HeadNorm::Over::kHead : HeadNorm::Over::kAllHeads,
+            .weight = of.norm.data(),
+            .eps = static_cast<float>(c.rms_norm_eps)};
+  };
+
+  Linear(weights.q.w, w.normed, m_, w.q);
+  c_.ops.GqaRotateQuery(c_.stream, {.q = w.q.as<float>(),
+                                    .bias = weights.q.bias.data(),
+                                    .norm = norm(weights.q),
+                                    .rope = c_.rope,
+                                    .heads = c.num_attention_heads,
+                                    .head_dim = c.qk_head_dim(),
+                                    .sequences = sequences,
+                                    .num_sequences = num_sequences});
+  Linear(weights.k.w, w.normed, m_, w.k);
+  Linear(weights.v.w, w.normed, m_, w.v);
+  c_.ops.GqaWriteKv(c_.stream, {.k = w.k.as<float>(),
+                                .v = w.v.as<float>(),
+                                .k_bias = weights.k.bias.data(),
+                                .v_bias = weights.v.bias.data(),
+                                .norm = norm(weights.k),
+                                .rope = c_.rope,
+                                .kv_heads = c.num_key_value_heads,
+                                .head_dim = c.qk_head_dim(),
+                                .terms = w.terms,
+                                .layer = layer,
+                                .kv = &c_.kv,
+                                .sequences = sequences,
+                                .num_sequences = num_sequences});
+  c_.ops.GqaAttention(c_.stream, {.q = w.q.as<float>(),
+                                  .heads = c.num_attention_heads,
+                                  .kv_heads = c.num_key_value_heads,
+                                  .head_dim = c.qk_head_dim(),
+                                  .softmax_scale = static_cast<float>(c.SoftmaxScale()),
+                                  .layer = layer,
+                                  .kv = &c_.kv,
+                                  .sequences = sequences,
+                                  .num_sequences = num_sequences,
+                                  .terms = w.terms,
+                                  .out = w.attended.as<bf16>()});
 }
 
 // The gate chooses from the F32 residual; then routed experts, then the shared expert on top of their sum (DESIGN section 7).
@@ -139,7 +197,13 @@ void DecoderPass::Moe(const LayerWeights& layer_weights, int64_t layer) {
   if (c_.hooks != nullptr && c_.hooks->after_experts) TakeTurn(c_.hooks->after_experts, layer);
   if (weights.shared.has_value()) {
     Mlp(*weights.shared);
-    AddTo(w.moe, w.projected);
+    if (weights.shared_gate.has_value()) {
+      Linear(*weights.shared_gate, w.normed, m_, w.shared_gate);
+      c_.ops.AddGated(c_.stream,
+                      {.x = w.projected.as<float>(), .gate = w.shared_gate.as<float>(), .m = m_, .n = c.hidden_size, .y = w.moe.as<float>()});
+    } else {
+      AddTo(w.moe, w.projected);
+    }
   }
 }
 

@@ -39,7 +39,10 @@ class DecoderPass {
  private:
   void Embed();
   void Layer(int64_t layer);
+  // projected = attention of normed
   void Attention(const AttentionWeights& w, int64_t layer);
+  void LatentAttention(const MlaWeights& w, int64_t layer);
+  void GroupedAttention(const GqaWeights& w, int64_t layer);
   void Moe(const LayerWeights& layer_weights, int64_t layer);
   // projected = down(silu(gate(normed)) * up(normed))
   void Mlp(const MlpWeights& w);

@@ -85,7 +85,7 @@ class BoundModel : public Model {
 }  // namespace
 
 absl::StatusOr<std::unique_ptr<Model>> Model::Bind(const ModelConfig& config, std::shared_ptr<const WeightImage> image, Device& device) {
-  if (!config.rope_interleave) {
+  if (config.attention == AttentionKind::kMla && !config.rope_interleave) {
     return absl::UnimplementedError(
         "rope_interleave = false in config.json: only interleaved rotary pairs are supported, as DeepSeek's own checkpoints have them");
   }

@@ -68,10 +68,8 @@ class Binder {
   Device& device_;
 };
 
-absl::Status BindAttention(const ModelConfig& c, const Binder& bind, const std::string& layer, AttentionWeights& out) {
-  const std::string prefix = layer + "self_attn.";
+absl::Status BindMla(const ModelConfig& c, const Binder& bind, const std::string& prefix, MlaWeights& out) {
   const int64_t q_rows = c.num_attention_heads * c.qk_head_dim();
-  RETURN_IF_ERROR(bind.Vector(layer + "input_layernorm.weight", c.hidden_size, out.input_norm));
   if (c.q_lora_rank.has_value()) {
     RETURN_IF_ERROR(bind.Matrix(prefix + "q_a_proj.weight", *c.q_lora_rank, c.hidden_size, out.q_a.emplace()));
     RETURN_IF_ERROR(bind.Vector(prefix + "q_a_layernorm.weight", *c.q_lora_rank, out.q_a_norm));
@@ -79,20 +77,48 @@ absl::Status BindAttention(const ModelConfig& c, const Binder& bind, const std::
   } else {
     RETURN_IF_ERROR(bind.Matrix(prefix + "q_proj.weight", q_rows, c.hidden_size, out.q));
   }
-  RETURN_IF_ERROR(bind.Matrix(prefix + "kv_a_proj_with_mqa.weight", c.kv_row(), c.hidden_size, out.kv_a));
+  RETURN_IF_ERROR(bind.Matrix(prefix + "kv_a_proj_with_mqa.weight", c.mla_row(), c.hidden_size, out.kv_a));
   RETURN_IF_ERROR(bind.Vector(prefix + "kv_a_layernorm.weight", c.kv_lora_rank, out.kv_a_norm));
-  RETURN_IF_ERROR(bind.Matrix(prefix + "kv_b_proj.weight", c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank, out.kv_b));
+  return bind.Matrix(prefix + "kv_b_proj.weight", c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank, out.kv_b);
+}
+
+absl::Status BindGqa(const ModelConfig& c, const Binder& bind, const std::string& prefix, GqaWeights& out) {
+  const int64_t head_dim = c.v_head_dim;
+  const auto projection = [&](const std::string& letter, int64_t heads, HeadProjection& to) -> absl::Status {
+    const int64_t rows = heads * head_dim;
+    RETURN_IF_ERROR(bind.Matrix(prefix + letter + "_proj.weight", rows, c.hidden_size, to.w));
+    if (c.qkv_bias) RETURN_IF_ERROR(bind.Vector(prefix + letter + "_proj.bias", rows, to.bias));
+    if (c.qk_norm == QkNorm::kNone || letter == "v") return absl::OkStatus();
+    return bind.Vector(prefix + letter + "_norm.weight", c.qk_norm == QkNorm::kAllHeads ? rows : head_dim, to.norm);
+  };
+  RETURN_IF_ERROR(projection("q", c.num_attention_heads, out.q));
+  RETURN_IF_ERROR(projection("k", c.num_key_value_heads, out.k));
+  return projection("v", c.num_key_value_heads, out.v);
+}
+
+absl::Status BindAttention(const ModelConfig& c, const Binder& bind, const std::string& layer, AttentionWeights& out) {
+  const std::string prefix = layer + "self_attn.";
+  RETURN_IF_ERROR(bind.Vector(layer + "input_layernorm.weight", c.hidden_size, out.input_norm));
+  if (c.attention == AttentionKind::kMla) {
+    RETURN_IF_ERROR(BindMla(c, bind, prefix, out.mla.emplace()));
+  } else {
+    RETURN_IF_ERROR(BindGqa(c, bind, prefix, out.gqa.emplace()));
+  }
   return bind.Matrix(prefix + "o_proj.weight", c.hidden_size, c.num_attention_heads * c.v_head_dim, out.o);
 }
 
-absl::Status BindMoe(const ModelConfig& c, const WeightImage& image, const Binder& bind, const std::string& prefix, int64_t layer, MoeWeights& out) {
-  RETURN_IF_ERROR(bind.Matrix(prefix + "gate.weight", c.n_routed_experts, c.hidden_size, out.gate));
+// `layer_prefix`: "model.layers.N."
+absl::Status BindMoe(const ModelConfig& c, const WeightImage& image, const Binder& bind, const std::string& layer_prefix, int64_t layer,
+                     MoeWeights& out) {
+  const MoeNames& names = c.moe_names;
+  RETURN_IF_ERROR(bind.Matrix(layer_prefix + names.gate, c.n_routed_experts, c.hidden_size, out.gate));
   if (c.topk_method == TopkMethod::kNoauxTc) {
-    RETURN_IF_ERROR(bind.Vector(prefix + "gate.e_score_correction_bias", c.n_routed_experts, out.gate_bias.emplace()));
+    RETURN_IF_ERROR(bind.Vector(layer_prefix + names.gate_bias, c.n_routed_experts, out.gate_bias.emplace()));
   }
-  if (c.n_shared_experts > 0) {
-    RETURN_IF_ERROR(bind.Mlp(prefix + "shared_experts.", c.hidden_size, c.n_shared_experts * c.moe_intermediate_size, out.shared.emplace()));
+  if (c.shared_intermediate_size > 0) {
+    RETURN_IF_ERROR(bind.Mlp(layer_prefix + names.shared, c.hidden_size, c.shared_intermediate_size, out.shared.emplace()));
   }
+  if (c.shared_expert_gate) RETURN_IF_ERROR(bind.Matrix(layer_prefix + names.shared_gate, 1, c.hidden_size, out.shared_gate.emplace()));
   ASSIGN_OR_RETURN(const ImageExpert expert, image.Expert(layer, 0, 0));
   out.expert_dtype = expert.dtype;
   return absl::OkStatus();
@@ -119,7 +145,7 @@ absl::StatusOr<ModelWeights> BindWeights(const ModelConfig& config, const std::s
     RETURN_IF_ERROR(bind.Vector(prefix + "post_attention_layernorm.weight", config.hidden_size, layer.post_attention_norm));
     if (config.IsMoeLayer(i)) {
       moe_layers.push_back(i);
-      RETURN_IF_ERROR(BindMoe(config, *image, bind, prefix + "mlp.", i, layer.moe.emplace()));
+      RETURN_IF_ERROR(BindMoe(config, *image, bind, prefix, i, layer.moe.emplace()));
     } else {
       RETURN_IF_ERROR(bind.Mlp(prefix + "mlp.", config.hidden_size, config.intermediate_size, layer.mlp.emplace()));
     }

@@ -1,4 +1,4 @@
-// A model's tensors, found by the names that DeepSeek checkpoints use and checked against the config's shapes.
+// A model's tensors, found by the names that its family's checkpoints use and checked against the config's shapes.
 // Room: common/model. May touch: common/{experts,device,kernels,formats,shm,base}. Threads: const once bound.
 // Matrices stay where the image holds them; norms and biases, tiny vectors, become F32 in device memory.
 #pragma once
@@ -23,15 +23,33 @@ struct VectorF32 {
   const float* data() const { return buffer.as<float>(); }
 };
 
-struct AttentionWeights {
-  VectorF32 input_norm;           // [hidden]
+struct MlaWeights {
   std::optional<WeightView> q_a;  // [q_lora_rank, hidden]; none: q is the plain q_proj
   VectorF32 q_a_norm;             // [q_lora_rank]
   WeightView q;                   // q_b_proj [heads * (nope + rope), q_lora_rank], or q_proj [.., hidden]
   WeightView kv_a;                // [kv_lora_rank + rope, hidden]
   VectorF32 kv_a_norm;            // [kv_lora_rank]
   WeightView kv_b;                // [heads * (nope + v), kv_lora_rank]
-  WeightView o;                   // [hidden, heads * v]
+};
+
+// A projection of grouped-query attention, with what is done to its output.
+struct HeadProjection {
+  WeightView w;    // [heads * head_dim, hidden]
+  VectorF32 bias;  // [heads * head_dim], or empty
+  VectorF32 norm;  // [head_dim] or [heads * head_dim] (QkNorm), or empty; of queries and keys
+};
+
+struct GqaWeights {
+  HeadProjection q;
+  HeadProjection k;
+  HeadProjection v;
+};
+
+struct AttentionWeights {
+  VectorF32 input_norm;           // [hidden]
+  std::optional<MlaWeights> mla;  // one of the two
+  std::optional<GqaWeights> gqa;
+  WeightView o;  // [hidden, heads * v]
 };
 
 // A gated feed-forward network: the dense layers' and the shared expert.
@@ -45,6 +63,7 @@ struct MoeWeights {
   WeightView gate;                     // [experts, hidden]
   std::optional<VectorF32> gate_bias;  // e_score_correction_bias [experts]
   std::optional<MlpWeights> shared;
+  std::optional<WeightView> shared_gate;  // [1, hidden]
   DType expert_dtype = DType::kInvalid;
 };
 

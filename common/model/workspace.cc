@@ -25,7 +25,7 @@ absl::StatusOr<std::unique_ptr<ForwardWorkspace>> ForwardWorkspace::Make(const M
     }
   };
   const bool has_moe = c.n_routed_experts > 0;
-  const int64_t ffn = std::max(c.intermediate_size, has_moe ? c.n_shared_experts * c.moe_intermediate_size : 0);
+  const int64_t ffn = std::max(c.intermediate_size, c.shared_intermediate_size);
   w->terms = device.caps().activation_terms;
   const int64_t terms = w->terms;
   const int64_t head_rows = c.num_attention_heads * c.qk_head_dim();
@@ -35,8 +35,13 @@ absl::StatusOr<std::unique_ptr<ForwardWorkspace>> ForwardWorkspace::Make(const M
   make(w->q_a, max_rows, c.q_lora_rank.value_or(0), sizeof(float));
   make(w->q_a_normed, max_rows, terms * c.q_lora_rank.value_or(0), sizeof(bf16));
   make(w->q, max_rows, head_rows, sizeof(float));
-  make(w->q_rotated, max_rows, terms * head_rows, sizeof(bf16));
-  make(w->kv_a, max_rows, c.kv_row(), sizeof(float));
+  if (c.attention == AttentionKind::kMla) {
+    make(w->q_rotated, max_rows, terms * head_rows, sizeof(bf16));
+    make(w->kv_a, max_rows, c.mla_row(), sizeof(float));
+  } else {
+    make(w->k, max_rows, c.num_key_value_heads * c.qk_head_dim(), sizeof(float));
+    make(w->v, max_rows, c.num_key_value_heads * c.v_head_dim, sizeof(float));
+  }
   make(w->attended, max_rows, terms * c.num_attention_heads * c.v_head_dim, sizeof(bf16));
   make(w->projected, max_rows, c.hidden_size, sizeof(float));
   make(w->ffn_gate, max_rows, ffn, sizeof(float));
@@ -46,6 +51,7 @@ absl::StatusOr<std::unique_ptr<ForwardWorkspace>> ForwardWorkspace::Make(const M
     make(w->expert_ids, max_rows, c.num_experts_per_tok, sizeof(int32_t));
     make(w->expert_weights, max_rows, c.num_experts_per_tok, sizeof(float));
     make(w->moe, max_rows, c.hidden_size, sizeof(float));
+    if (c.shared_expert_gate) make(w->shared_gate, max_rows, 1, sizeof(float));
   }
   make(w->logit_row_ids, max_logit_rows, 1, sizeof(int32_t));
   make(w->last, max_logit_rows, c.hidden_size, sizeof(float));

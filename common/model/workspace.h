@@ -30,6 +30,8 @@ struct ForwardWorkspace : Model::Workspace {
   Buffer q;               // f32 [heads, nope + rope]
   Buffer q_rotated;       // bf16 [heads, nope + rope]
   Buffer kv_a;            // f32 [kv_lora_rank + rope]
+  Buffer k;               // f32 [kv_heads, head_dim]; GQA, with q above as f32 [heads, head_dim] throughout
+  Buffer v;               // f32 [kv_heads, head_dim]
   Buffer attended;        // bf16 [heads, v]
   Buffer projected;       // f32 [hidden]: output of o_proj, of a dense layer, of the shared expert
   Buffer ffn_gate;        // f32 [widest feed-forward network]
@@ -38,6 +40,7 @@ struct ForwardWorkspace : Model::Workspace {
   Buffer expert_ids;      // i32 [top_k]
   Buffer expert_weights;  // f32 [top_k]
   Buffer moe;             // f32 [hidden]: sum over the routed experts
+  Buffer shared_gate;     // f32 [1]
 
   // [logit_rows, ...]
   Buffer logit_row_ids;  // i32

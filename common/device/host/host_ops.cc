@@ -7,7 +7,9 @@
 #include "common/base/ceil_div.h"
 #include "common/base/check.h"
 #include "common/device/host/blocking.h"
+#include "common/device/host/row_list.h"
 #include "common/device/host/terms.h"
+#include "common/kernels/portable_exp.h"
 
 namespace hearth {
 namespace {
@@ -47,27 +49,6 @@ void RowToFloat(const WeightView& table, int64_t row, float* out) {
     case DType::kInvalid: break;
   }
   HEARTH_CHECK(false && "a table without dtype");
-}
-
-struct RowAt {
-  const KvSequence* sequence;
-  int64_t row;
-  int64_t position;
-};
-
-// The rows of all sequences, in the stream's scratch memory.
-std::pair<const RowAt*, int64_t> ListRows(HostStream& stream, const KvSequence* sequences, int64_t num_sequences) {
-  int64_t count = 0;
-  for (int64_t s = 0; s < num_sequences; ++s) count += sequences[s].num_rows;
-  stream.scratch.Reserve(Scratch::Bytes<RowAt>(count));
-  RowAt* rows = stream.scratch.Take<RowAt>(count);
-  int64_t next = 0;
-  for (int64_t s = 0; s < num_sequences; ++s) {
-    for (int64_t i = 0; i < sequences[s].num_rows; ++i) {
-      rows[next++] = {&sequences[s], sequences[s].first_row + i, sequences[s].start_position + i};
-    }
-  }
-  return {rows, count};
 }
 
 }  // namespace
@@ -132,6 +113,12 @@ void HostOps::Add(Stream& stream, const AddArgs& a) {
     const int64_t begin = task * kStep;
     kernels_.axpy(1.0f, a.x + begin, a.y + begin, std::min(kStep, a.n - begin));
   });
+}
+
+void HostOps::AddGated(Stream& stream, const AddGatedArgs& a) {
+  if (!AsHost(stream).alive()) return;
+  pool_.ParallelFor(Parallel(a.m * a.n), a.m,
+                    [&](int64_t m, int) { kernels_.axpy(1.0f / (1.0f + PortableExp(-a.gate[m])), a.x + m * a.n, a.y + m * a.n, a.n); });
 }
 
 void HostOps::GatherRows(Stream& stream, const GatherRowsArgs& a) {

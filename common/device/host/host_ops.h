@@ -25,10 +25,14 @@ class HostOps : public Ops {
   void ToBf16(Stream& stream, const ToBf16Args& args) override;
   void SiluMul(Stream& stream, const SiluMulArgs& args) override;
   void Add(Stream& stream, const AddArgs& args) override;
+  void AddGated(Stream& stream, const AddGatedArgs& args) override;
   void GatherRows(Stream& stream, const GatherRowsArgs& args) override;
   void MlaWriteKv(Stream& stream, const MlaWriteKvArgs& args) override;
   void MlaRopeQuery(Stream& stream, const MlaRopeQueryArgs& args) override;
   void MlaAttention(Stream& stream, const MlaAttentionArgs& args) override;
+  void GqaRotateQuery(Stream& stream, const GqaRotateQueryArgs& args) override;
+  void GqaWriteKv(Stream& stream, const GqaWriteKvArgs& args) override;
+  void GqaAttention(Stream& stream, const GqaAttentionArgs& args) override;
   void Gate(Stream& stream, const GateArgs& args) override;
   void Experts(Stream& stream, const ExpertsArgs& args) override;
   void ToHost(Stream& stream, const ToHostArgs& args) override;

@@ -44,12 +44,16 @@ void SplitTerms(const KernelTable& kernels, const float* x, int64_t n, int terms
   for (int64_t i = 0; i < n; ++i) Split(x[i], out[i], out[n + i]);
 }
 
+float RmsScale(const float* x, int64_t n, float eps) {
+  return static_cast<float>(1.0 / std::sqrt(SumOfSquares(x, n) / static_cast<double>(n) + eps));
+}
+
 void NormTerms(const KernelTable& kernels, const float* x, const float* weight, float eps, int64_t n, int terms, bf16* out) {
   if (terms == 1) {
     kernels.rms_norm(x, weight, eps, out, n);
     return;
   }
-  const float scale = static_cast<float>(1.0 / std::sqrt(SumOfSquares(x, n) / static_cast<double>(n) + eps));
+  const float scale = RmsScale(x, n, eps);
   for (int64_t i = 0; i < n; ++i) Split(x[i] * scale * weight[i], out[i], out[n + i]);
 }
 

@@ -15,6 +15,8 @@ namespace hearth {
 
 // out [terms, n] of x [n].
 void SplitTerms(const KernelTable& kernels, const float* x, int64_t n, int terms, bf16* out);
+// 1 / sqrt(mean of squares + eps), the sum in double, in one order.
+float RmsScale(const float* x, int64_t n, float eps);
 // RMSNorm in F32 (sum of squares in double, in one order), then split.   out [terms, n]
 void NormTerms(const KernelTable& kernels, const float* x, const float* weight, float eps, int64_t n, int terms, bf16* out);
 // silu(gate) * up, then split: `stride` elements lie between a token's terms.

@@ -78,10 +78,28 @@ void AdvanceSoftmax(float* scores, int64_t count, SoftmaxState* state, float* ac
   for (int64_t j = 0; j < count; ++j) state->sum += scores[j];
 }
 
+// Values as they lie in a page, or widened.
+template <class V>
+HEARTH_INLINE typename V::F LoadValue(const bf16* p) {
+  return V::LoadBf16(p);
+}
+template <class V>
+HEARTH_INLINE typename V::F LoadValue(const float* p) {
+  return V::Load(p);
+}
+template <class V>
+HEARTH_INLINE typename V::F LoadValueN(const bf16* p, int64_t n) {
+  return V::LoadBf16N(p, n);
+}
+template <class V>
+HEARTH_INLINE typename V::F LoadValueN(const float* p, int64_t n) {
+  return V::LoadN(p, n);
+}
+
 // acc[h, c..] += sum_j p[h, j] v[j, c..] for H heads and C vectors of columns, j ascending; kTail: one vector of n
 // columns.
-template <class V, int H, int C, bool kTail>
-HEARTH_INLINE void AddValuesTile(const float* p, const bf16* v, int64_t ldv, int64_t count, float* acc, int64_t ldacc, int64_t n) {
+template <class V, int H, int C, bool kTail, class T>
+HEARTH_INLINE void AddValuesTile(const float* p, const T* v, int64_t ldv, int64_t count, float* acc, int64_t ldacc, int64_t n) {
   static_assert(!kTail || C == 1);
   typename V::F sum[H][C];
 #pragma GCC unroll 8
@@ -100,11 +118,11 @@ HEARTH_INLINE void AddValuesTile(const float* p, const bf16* v, int64_t ldv, int
     typename V::F value[C];
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
-      const bf16* from = v + j * ldv + c * V::kLanes;
+      const T* from = v + j * ldv + c * V::kLanes;
       if constexpr (kTail) {
-        value[c] = V::LoadBf16N(from, n);
+        value[c] = LoadValueN<V>(from, n);
       } else {
-        value[c] = V::LoadBf16(from);
+        value[c] = LoadValue<V>(from);
       }
     }
 #pragma GCC unroll 8
@@ -128,15 +146,15 @@ HEARTH_INLINE void AddValuesTile(const float* p, const bf16* v, int64_t ldv, int
   }
 }
 
-template <class V, int H, int C>
-__attribute__((noinline)) void AddValuesRow(const float* p, const bf16* v, int64_t ldv, int64_t count, float* acc, int64_t ldacc, int64_t n) {
+template <class V, int H, int C, class T>
+__attribute__((noinline)) void AddValuesRow(const float* p, const T* v, int64_t ldv, int64_t count, float* acc, int64_t ldacc, int64_t n) {
   int64_t c = 0;
   for (; c + C * V::kLanes <= n; c += C * V::kLanes) AddValuesTile<V, H, C, false>(p, v + c, ldv, count, acc + c, ldacc, 0);
   for (; c < n; c += V::kLanes) AddValuesTile<V, H, 1, true>(p, v + c, ldv, count, acc + c, ldacc, n - c);
 }
 
-template <class Path>
-void AddValues(const float* p, const bf16* v, int64_t ldv, int64_t count, int64_t heads, float* acc, int64_t n) {
+template <class Path, class T>
+void AddValues(const float* p, const T* v, int64_t ldv, int64_t count, int64_t heads, float* acc, int64_t n) {
   using V = typename Path::V;
   int64_t h = 0;
   for (; h + Path::kValueHeads <= heads; h += Path::kValueHeads) {

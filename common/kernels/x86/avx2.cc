@@ -24,6 +24,7 @@ struct Avx2Path {
   static constexpr int kTokens = 2;
   static constexpr int kValueHeads = 2;
   static constexpr int kValueVectors = 4;
+  static constexpr int kQueries = 2;
 };
 
 }  // namespace

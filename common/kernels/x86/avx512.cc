@@ -24,6 +24,7 @@ struct Avx512Path {
   static constexpr int kTokens = 4;
   static constexpr int kValueHeads = 4;
   static constexpr int kValueVectors = 4;
+  static constexpr int kQueries = 4;
 };
 
 }  // namespace

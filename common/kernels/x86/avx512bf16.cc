@@ -27,6 +27,7 @@ struct Avx512Bf16Path {
   static constexpr int kTokens = 4;
   static constexpr int kValueHeads = 4;
   static constexpr int kValueVectors = 4;
+  static constexpr int kQueries = 4;
 };
 
 }  // namespace

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/kernels/tables.h"
+#include "common/kernels/x86/attend.h"
 #include "common/kernels/x86/attention.h"
 #include "common/kernels/x86/elementwise.h"
 #include "common/kernels/x86/isa_local.h"
@@ -29,6 +30,8 @@ struct TableOf {
       .exp_sum = ExpSum<V>,
       .mla_absorbed = MlaAbsorbed<Path>,
       .attention_expanded = AttentionExpanded<Path>,
+      .widen_bf16 = WidenBf16<V>,
+      .attend = Attend<Path>,
   };
 };
 

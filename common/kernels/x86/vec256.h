@@ -39,6 +39,10 @@ struct Vec256 {
     const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
   }
+  static HEARTH_INLINE __m128 ReduceFour(F a, F b, F c, F d) {
+    const F sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
+    return _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
+  }
   static HEARTH_INLINE float Lane0(F x) { return _mm256_cvtss_f32(x); }
 
   static HEARTH_INLINE F Load(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }

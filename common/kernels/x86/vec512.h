@@ -48,6 +48,11 @@ struct Vec512 {
     const __m128 c = _mm_add_ps(b, _mm_movehl_ps(b, b));
     return _mm_cvtss_f32(_mm_add_ss(c, _mm_movehdup_ps(c)));
   }
+  // The sums of four vectors' lanes, in one order: lane i + 8 is added to lane i, neighbours twice, then the halves.
+  static HEARTH_INLINE __m128 ReduceFour(F a, F b, F c, F d) {
+    const __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(Fold(a), Fold(b)), _mm256_hadd_ps(Fold(c), Fold(d)));
+    return _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
+  }
   static HEARTH_INLINE float Lane0(F x) { return _mm512_cvtss_f32(x); }
 
   // Loads take any alignment. Those that end in N take the first n lanes (any n: clamped to what there is), the rest is
@@ -87,6 +92,7 @@ struct Vec512 {
   static HEARTH_INLINE void StoreBf16N(bf16* p, F x, int64_t n) { _mm256_mask_storeu_epi16(p, First16(n), RoundBf16(x)); }
 
  private:
+  static HEARTH_INLINE __m256 Fold(F x) { return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); }
   static HEARTH_INLINE F Pow2(I n) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23)); }
   static HEARTH_INLINE F WidenBf16(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
   static HEARTH_INLINE F WidenF8(__m128i codes) {
