@@ -12,7 +12,7 @@
 namespace hearth {
 
 // Weight rows are cut in multiples of this, so that kernels work on whole groups of rows.
-inline constexpr int64_t kRowAlign = 32;
+inline constexpr int64_t kRowAlign = 64;
 
 inline LinearKernel* ProductOf(const KernelTable& kernels, Form form) { return form == Form::kPrefill ? kernels.gemm : kernels.linear; }
 
