@@ -115,7 +115,7 @@ OpCost CostOf(const MlaRopeQueryArgs& a) {
 
 OpCost CostOf(const MlaAttentionArgs& a) {
   OpCost cost;
-  cost.weight_bytes = WeightViewBytes(a.kv_b);
+  cost.weight_bytes = WeightViewBytes(a.kv_b) + WeightViewBytes(a.k_b) + WeightViewBytes(a.v_b);
   const double heads = static_cast<double>(a.heads);
   const double kv_row = static_cast<double>(a.rank + a.rope_dim) * a.terms * kBf16;
   for (int64_t i = 0; i < a.num_sequences; ++i) {
@@ -169,8 +169,11 @@ OpCost CostOf(const GateArgs& a) {
 
 OpCost CostOf(const ExpertsArgs& a) {
   const double elements = 3.0 * static_cast<double>(a.hidden) * a.intermediate;
-  double record = 3.0 * static_cast<double>(DTypeBytes(a.weight_dtype, static_cast<uint64_t>(a.hidden) * static_cast<uint64_t>(a.intermediate)));
-  if (a.weight_dtype == DType::kF8E4M3) record += 3 * Blocks(a.hidden) * Blocks(a.intermediate) * kF32;
+  double record = 0;
+  for (const DType dtype : {a.weight_dtypes.gate, a.weight_dtypes.up, a.weight_dtypes.down}) {
+    record += static_cast<double>(DTypeBytes(dtype, static_cast<uint64_t>(a.hidden) * static_cast<uint64_t>(a.intermediate)));
+  }
+  if (a.weight_dtypes.gate == DType::kF8E4M3) record += 3 * Blocks(a.hidden) * Blocks(a.intermediate) * kF32;
   const double pairs = static_cast<double>(a.m) * a.top_k;
   return {.flops = 2 * pairs * a.terms * elements,
           .weight_bytes = ExpectedDistinctExperts(a.num_experts, a.top_k, a.m) * record,

@@ -12,6 +12,7 @@
 #include "common/base/status.h"
 #include "common/device/device.h"
 #include "common/kernels/kernels.h"
+#include "common/shm/expert_record.h"
 #include "common/shm/kv_pool.h"
 
 namespace hearth {
@@ -131,6 +132,9 @@ struct MlaAttentionArgs {
   Form form = Form::kDecode;
   const bf16* q = nullptr;  // [M, T, heads, nope + rope]
   WeightView kv_b;          // [heads * (nope + v), rank]; head h: nope rows of keys, then v rows of values
+  // Instead of kv_b (which has no data then), as some checkpoints keep them: keys transposed, and values.
+  WeightView k_b;  // [heads * rank, nope]
+  WeightView v_b;  // [heads * v, rank]
   int64_t heads = 0, nope = 0, rope_dim = 0, v_dim = 0, rank = 0;
   float softmax_scale = 0;
   int64_t layer = 0;
@@ -214,7 +218,7 @@ struct ExpertsArgs {
   int64_t num_experts = 0, top_k = 0;
   int64_t hidden = 0, intermediate = 0;
   int64_t num_shards = 1;
-  DType weight_dtype = DType::kF8E4M3;
+  ExpertDTypes weight_dtypes = DType::kF8E4M3;
   int terms = 1;
   const bf16* x = nullptr;         // [M, T, H], normalised
   const int32_t* ids = nullptr;    // [M, top_k], ascending

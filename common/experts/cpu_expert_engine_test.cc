@@ -92,7 +92,7 @@ ExpertsArgs Args(Form form, FakeSource& source, const Tokens& tokens, int64_t be
           .hidden = kHidden,
           .intermediate = 384,
           .num_shards = source.num_shards(),
-          .weight_dtype = DType::kF8E4M3,
+          .weight_dtypes = DType::kF8E4M3,
           .x = tokens.x.data() + begin * kHidden,
           .ids = tokens.ids.data() + begin * kTopK,
           .weights = tokens.weights.data() + begin * kTopK,

@@ -6,9 +6,9 @@
 namespace hearth {
 namespace {
 
-WeightView View(const ImageExpert& expert, const void* data, const float* scales, int64_t rows, int64_t cols) {
+WeightView View(DType dtype, const void* data, const float* scales, int64_t rows, int64_t cols) {
   return {.data = data,
-          .dtype = expert.dtype,
+          .dtype = dtype,
           .rows = rows,
           .cols = cols,
           .row_stride = cols,
@@ -49,9 +49,9 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> MakeImageExpertSource(std::shared_
         auto found = image->Expert(layer, expert, shard);
         if (!found.ok()) return Annotate(found.status(), absl::StrCat("layer ", layer, ", expert ", expert, ", shard ", shard));
         views.push_back({.count = found->count,
-                         .gate = View(*found, found->gate, found->gate_scales, found->count, hidden),
-                         .up = View(*found, found->up, found->up_scales, found->count, hidden),
-                         .down = View(*found, found->down, found->down_scales, hidden, found->count)});
+                         .gate = View(found->dtypes.gate, found->gate, found->gate_scales, found->count, hidden),
+                         .up = View(found->dtypes.up, found->up, found->up_scales, found->count, hidden),
+                         .down = View(found->dtypes.down, found->down, found->down_scales, hidden, found->count)});
       }
     }
   }

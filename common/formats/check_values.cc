@@ -51,6 +51,29 @@ struct Bf16Scale {
   static bool IsBad(Bits b) { return static_cast<uint16_t>(b - 1u) >= kScaleBitsMax >> 16; }
 };
 
+// A block of a block format: its scales must be finite, its integers can't be wrong.
+template <DType kDType>
+bool IsBadBlock(const unsigned char* block) {
+  const auto infinite = [block](int at) { return F16Weight::IsBad(Load<uint16_t>(block + at, 0)); };
+  if constexpr (kDType == DType::kQ8_0) return infinite(0);
+  if constexpr (kDType == DType::kQ6_K) return infinite(208);
+  if constexpr (kDType == DType::kQ4_K) return infinite(0) || infinite(2);
+}
+
+template <DType kDType>
+absl::Status CheckBlocks(const std::string& name, const void* data, uint64_t count) {
+  const DTypeBlock block = BlockOf(kDType);
+  const auto* bytes = static_cast<const unsigned char*>(data);
+  const uint64_t blocks = count / static_cast<uint64_t>(block.elements);
+  for (uint64_t i = 0; i < blocks; ++i) {
+    if (!IsBadBlock<kDType>(bytes + i * static_cast<uint64_t>(block.bytes))) continue;
+    return absl::DataLossError(absl::StrCat("tensor ", Quoted(name), ": the ", std::string(DTypeName(kDType)), " block at element ",
+                                            i * static_cast<uint64_t>(block.elements), " of ", count,
+                                            " has a scale that is NaN or infinite: damaged file?"));
+  }
+  return absl::OkStatus();
+}
+
 // The first bad index, or `count`.
 template <typename Kind>
 uint64_t FindBad(const unsigned char* data, uint64_t count) {
@@ -89,6 +112,9 @@ absl::Status CheckValues(const std::string& name, DType dtype, const void* data,
       case DType::kBF16: return Check<Bf16Weight>(name, dtype, data, count, false);
       case DType::kF16: return Check<F16Weight>(name, dtype, data, count, false);
       case DType::kF32: return Check<F32Weight>(name, dtype, data, count, false);
+      case DType::kQ8_0: return CheckBlocks<DType::kQ8_0>(name, data, count);
+      case DType::kQ6_K: return CheckBlocks<DType::kQ6_K>(name, data, count);
+      case DType::kQ4_K: return CheckBlocks<DType::kQ4_K>(name, data, count);
       default: break;
     }
   }

@@ -1,6 +1,7 @@
 #include "common/formats/model_config.h"
 
 #include <algorithm>
+#include <filesystem>
 #include <utility>
 
 #include <nlohmann/json.hpp>
@@ -10,6 +11,7 @@
 #include "common/formats/config_keys.h"
 #include "common/formats/families.h"
 #include "common/formats/file_io.h"
+#include "common/formats/gguf_model.h"
 #include "common/formats/strict_json.h"
 
 namespace hearth {
@@ -156,6 +158,35 @@ absl::Status ParseExperts(const ConfigKeys& keys, const Family& family, ModelCon
   return ParseGroups(keys, family, config);
 }
 
+// {"format": "pack-quantized", "config_groups": {"group_0": {"weights": {"num_bits": 4, "group_size": 32, ...}}}, "ignore": [...]}. Which weights are left
+// out (`ignore`) shows in what the checkpoint holds.
+absl::Status ParseCompressedTensors(const ConfigKeys& keys, ModelConfig& config) {
+  ASSIGN_OR_RETURN(const std::string format, keys.StringOr("format", ""));
+  if (format != "pack-quantized") return keys.Refuse("format", "supported: \"pack-quantized\"");
+  const json* groups = keys.Find("config_groups");
+  if (groups == nullptr || !groups->is_object() || groups->empty()) return keys.Refuse("config_groups", "need an object of groups");
+  for (const auto& [name, group] : groups->items()) {
+    const std::string path = absl::StrCat(keys.path(), "config_groups.", name, ".");
+    if (!group.is_object() || !group.contains("weights") || !group["weights"].is_object()) {
+      return absl::InvalidArgumentError(absl::StrCat(path, "weights is missing or no object"));
+    }
+    if (group.contains("input_activations") && !group["input_activations"].is_null()) {
+      return absl::InvalidArgumentError(absl::StrCat(path, "input_activations is given; supported: null, activations are not quantized"));
+    }
+    const ConfigKeys weights(group["weights"], path + "weights.", &config.notes);
+    ASSIGN_OR_RETURN(const int64_t bits, weights.Int("num_bits", {1, 64}));
+    if (bits != 4) return weights.Refuse("num_bits", "supported: 4");
+    ASSIGN_OR_RETURN(const int64_t size, weights.Int("group_size", {-1, 1 << 20}));
+    if (size != 32) return weights.Refuse("group_size", "supported: 32");
+    ASSIGN_OR_RETURN(const bool symmetric, weights.BoolOr("symmetric", true));
+    if (!symmetric) return weights.Refuse("symmetric", "supported: true");
+    ASSIGN_OR_RETURN(const std::string type, weights.StringOr("type", "int"));
+    if (type != "int") return weights.Refuse("type", "supported: \"int\"");
+  }
+  config.int4_groups = true;
+  return absl::OkStatus();
+}
+
 absl::Status ParseQuantization(const ConfigKeys& config_keys, ModelConfig& config) {
   constexpr char kKey[] = "quantization_config";
   if (!config_keys.HasValue(kKey)) return absl::OkStatus();
@@ -163,8 +194,12 @@ absl::Status ParseQuantization(const ConfigKeys& config_keys, ModelConfig& confi
   if (!object.is_object()) return config_keys.Refuse(kKey, "need an object or null");
   const ConfigKeys keys(object, absl::StrCat(config_keys.path(), kKey, "."), &config.notes);
   ASSIGN_OR_RETURN(const std::string method, keys.StringOr("quant_method", ""));
-  if (method != "fp8")
-    return keys.Refuse("quant_method", "supported: \"fp8\" (E4M3 with 128x128 blocks), or no quantization_config for BF16 weights");
+  if (method == "compressed-tensors") return ParseCompressedTensors(keys, config);
+  if (method != "fp8") {
+    return keys.Refuse("quant_method",
+                       "supported: \"fp8\" (E4M3 with 128x128 blocks), \"compressed-tensors\" (INT4 in groups of 32), or no quantization_config for "
+                       "BF16 weights");
+  }
   ASSIGN_OR_RETURN(const std::string fmt, keys.StringOr("fmt", "e4m3"));
   if (fmt != "e4m3") return keys.Refuse("fmt", "supported: \"e4m3\"");
   ASSIGN_OR_RETURN(const std::string activations, keys.StringOr("activation_scheme", "dynamic"));
@@ -231,12 +266,19 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json_text, std::st
   RETURN_IF_ERROR(ParseFeedForward(keys, config));
   RETURN_IF_ERROR(ParseExperts(keys, *family, config));
   RETURN_IF_ERROR(ParseQuantization(keys, config));
+  ASSIGN_OR_RETURN(config.kv_b_split, keys.BoolOr("kv_b_split", false));
   RETURN_IF_ERROR(ParseSpecialTokens(keys, generation_config_text, config));
   return config;
 }
 
-absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_dir) {
-  ASSIGN_OR_RETURN(const std::string config_text, ReadSmallFile(absl::StrCat(model_dir, "/", kConfigName), kConfigBytesMax));
+absl::StatusOr<ModelTexts> ReadModelTexts(const std::string& model_dir) {
+  ASSIGN_OR_RETURN(const std::string gguf, FindGguf(model_dir));
+  if (!gguf.empty()) {
+    ASSIGN_OR_RETURN(const GgufModel model, ReadGguf(gguf));
+    ASSIGN_OR_RETURN(std::string config_text, GgufConfigJson(model));
+    return ModelTexts{std::move(config_text), std::string()};
+  }
+  ASSIGN_OR_RETURN(std::string config_text, ReadSmallFile(absl::StrCat(model_dir, "/", kConfigName), kConfigBytesMax));
   const std::string generation_path = absl::StrCat(model_dir, "/", kGenerationName);
   absl::StatusOr<std::string> generation_text = ReadSmallFile(generation_path, kConfigBytesMax);
   if (absl::IsNotFound(generation_text.status())) {
@@ -247,9 +289,20 @@ absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_dir) {
     // Absent is fine, but an empty file was cut off somewhere.
     return absl::InvalidArgumentError(absl::StrCat(generation_path, ": is empty; restore or remove it"));
   }
-  absl::StatusOr<ModelConfig> config = ParseModelConfig(config_text, *generation_text);
-  if (!config.ok()) return Annotate(config.status(), model_dir);
+  return ModelTexts{std::move(config_text), *std::move(generation_text)};
+}
+
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_path) {
+  ASSIGN_OR_RETURN(const ModelTexts texts, ReadModelTexts(model_path));
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(texts.config_json, texts.generation_config_json);
+  if (!config.ok()) return Annotate(config.status(), model_path);
   return config;
+}
+
+std::string ModelFilesDir(const std::string& model_path) {
+  if (!IsGgufPath(model_path)) return model_path;
+  const std::string parent = std::filesystem::path(model_path).parent_path().string();
+  return parent.empty() ? "." : parent;
 }
 
 }  // namespace hearth

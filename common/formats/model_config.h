@@ -102,7 +102,10 @@ struct ModelConfig {
   std::vector<int32_t> eos_token_ids;  // union of config.json, generation_config.json
   std::optional<int32_t> bos_token_id;
 
-  bool fp8_blocks = false;  // quantization_config: fp8, e4m3, 128x128 blocks
+  bool fp8_blocks = false;   // quantization_config: fp8, e4m3, 128x128 blocks
+  bool int4_groups = false;  // quantization_config: compressed-tensors, pack-quantized, 4 bits in groups of 32, symmetric
+  // Of GGUF models only: kv_b_proj's two halves are tensors of their own, k_b_proj [heads, kv_lora_rank, nope] (a head's keys transposed) and v_b_proj.
+  bool kv_b_split = false;
   // What was assumed, for the log ("rope_scaling.original_max_position_embeddings is missing: ...").
   std::vector<std::string> notes;
 
@@ -124,7 +127,16 @@ struct ModelConfig {
 // `json_text`: config.json, where Python's NaN/Infinity are refused by key; `generation_config_text`: empty when the
 // file is absent.
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json_text, std::string_view generation_config_text);
-// Reads both files of a Hugging Face directory.
-absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_dir);
+
+// Both texts of a model: the files of a Hugging Face directory, or what a GGUF's metadata says in the same words (gguf_model.h).
+struct ModelTexts {
+  std::string config_json;
+  std::string generation_config_json;  // empty: there is none
+};
+// Errors: NotFound when `model_path` is neither; those of ReadGguf.
+absl::StatusOr<ModelTexts> ReadModelTexts(const std::string& model_path);
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_path);
+// Where the tokenizer's files lie: the directory itself, or the one that holds the GGUF file.
+std::string ModelFilesDir(const std::string& model_path);
 
 }  // namespace hearth

@@ -238,7 +238,7 @@ TEST(ModelConfig, OtherQuantizationsAreRefusedByName) {
   };
   ASSERT_TRUE(with("scale_fmt", "ue8m0").ok());
   ExpectRefused(with("quant_method", "gptq"), "gptq", "fp8");
-  ExpectRefused(with("quant_method", "compressed-tensors"), "compressed-tensors");
+  ExpectRefused(with("quant_method", "compressed-tensors"), "pack-quantized");
   ExpectRefused(with("fmt", "e5m2"), "e5m2", "e4m3");
   ExpectRefused(with("activation_scheme", "static"), "static");
   for (const json& block : {json{64, 64}, json{1, 128}, json{128}, json(128), json(nullptr), json{128, 128, 128}, json{128.5, 128}}) {
@@ -247,6 +247,33 @@ TEST(ModelConfig, OtherQuantizationsAreRefusedByName) {
   json j = BaseV3();
   j["quantization_config"] = json::object();
   ExpectRefused(Parse(j), "quant_method");
+}
+
+TEST(ModelConfig, CompressedTensorsOfFourBitsInGroupsOf32) {
+  const json weights = {{"num_bits", 4}, {"group_size", 32}, {"strategy", "group"}, {"symmetric", true}, {"type", "int"}};
+  const auto with = [&](const char* key, const json& value) {
+    json j = BaseV3();
+    json changed = weights;
+    if (key[0] != '\0') changed[key] = value;
+    j["quantization_config"] = {{"quant_method", "compressed-tensors"},
+                                {"format", "pack-quantized"},
+                                {"ignore", {"lm_head", "re:.*self_attn.*"}},
+                                {"config_groups", {{"group_0", {{"input_activations", nullptr}, {"targets", {"Linear"}}, {"weights", changed}}}}}};
+    return Parse(j);
+  };
+  const absl::StatusOr<ModelConfig> config = with("", nullptr);
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_TRUE(config->int4_groups);
+  EXPECT_FALSE(config->fp8_blocks);
+  ExpectRefused(with("num_bits", 8), "num_bits", "supported: 4");
+  ExpectRefused(with("group_size", 128), "group_size", "supported: 32");
+  ExpectRefused(with("symmetric", false), "symmetric");
+  ExpectRefused(with("type", "float"), "config_groups.group_0.weights.type");
+  json activations = BaseV3();
+  activations["quantization_config"] = {{"quant_method", "compressed-tensors"},
+                                        {"format", "pack-quantized"},
+                                        {"config_groups", {{"group_0", {{"input_activations", {{"num_bits", 8}}}, {"weights", weights}}}}}};
+  ExpectRefused(Parse(activations), "input_activations");
 }
 
 json YarnScaling() {

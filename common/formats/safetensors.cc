@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/formats/file_io.h"
+#include "common/formats/gguf_model.h"
 #include "common/formats/strict_json.h"
 
 namespace hearth {
@@ -151,7 +152,7 @@ absl::StatusOr<Inventory> TakeInventory(const std::string& dir) {
   }
   ASSIGN_OR_RETURN(inventory.names, ListSafetensors(dir));
   if (inventory.names.empty()) {
-    return absl::NotFoundError(absl::StrCat(dir, " holds no ", kSingleFile, ", no ", kIndexFile, " and no other *.safetensors file"));
+    return absl::NotFoundError(absl::StrCat(dir, " holds no ", kSingleFile, ", no ", kIndexFile, ", no other *.safetensors file and no *.gguf"));
   }
   return inventory;
 }
@@ -188,9 +189,42 @@ absl::Status CheckIndex(const WeightMap& index, const TensorMap& tensors, const 
   return absl::OkStatus();
 }
 
+constexpr std::string_view kPackedSuffix = "_packed";
+
+// Lists each weight that is there as nibbles and scales as what it is.
+void AddInt4Weights(TensorMap& tensors) {
+  std::vector<CheckpointTensor> weights;
+  for (const auto& [name, packed] : tensors) {
+    if (!name.ends_with(".weight_packed") || packed.dtype_name != "I32" || packed.shape.size() != 2) continue;
+    CheckpointTensor weight = packed;
+    weight.name = name.substr(0, name.size() - kPackedSuffix.size());
+    weight.dtype = DType::kI4G32;
+    weight.dtype_name = std::string(DTypeName(weight.dtype));
+    weight.shape[1] = packed.shape[1] * 8;
+    weights.push_back(std::move(weight));
+  }
+  for (CheckpointTensor& weight : weights) {
+    const auto scale = tensors.find(Int4NamesOf(weight.name).scale);
+    if (scale != tensors.end()) weight.bytes += scale->second.bytes;
+    std::string name = weight.name;
+    tensors.try_emplace(std::move(name), std::move(weight));
+  }
+}
+
 }  // namespace
 
+Int4Names Int4NamesOf(std::string_view weight) { return {absl::StrCat(Sv(weight), Sv(kPackedSuffix)), absl::StrCat(Sv(weight), "_scale")}; }
+
 absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& model_dir) {
+  ASSIGN_OR_RETURN(const std::string gguf, FindGguf(model_dir));
+  if (!gguf.empty()) {
+    ASSIGN_OR_RETURN(GgufModel model, ReadGguf(gguf));
+    Checkpoint checkpoint;
+    checkpoint.dir_ = model_dir;
+    ASSIGN_OR_RETURN(checkpoint.tensors_, GgufTensors(model));
+    checkpoint.files_ = std::move(model.files);
+    return checkpoint;
+  }
   ASSIGN_OR_RETURN(const Inventory inventory, TakeInventory(model_dir));
   Checkpoint checkpoint;
   checkpoint.dir_ = model_dir;
@@ -216,6 +250,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& model_dir) {
     const absl::Status agrees = CheckIndex(*inventory.index, checkpoint.tensors_, inventory.names);
     if (!agrees.ok()) return Annotate(agrees, model_dir);
   }
+  AddInt4Weights(checkpoint.tensors_);
   return checkpoint;
 }
 

@@ -42,10 +42,21 @@ inline constexpr uint64_t kSafetensorsHeaderMax = 100'000'000;
 // than it says, else InvalidArgument.
 absl::StatusOr<std::vector<CheckpointTensor>> ReadSafetensorsHeader(const std::string& path);
 
+// compressed-tensors' "pack-quantized" INT4: the weight `x.weight` [rows, columns] is there as `x.weight_packed`, I32 [rows, columns / 8] with column
+// 8 j + i in bits 4 i .. 4 i + 3 of word j as the number plus 8, and `x.weight_scale`, BF16 [rows, columns / 32]. A third, x.weight_shape, tells the
+// shape again. Such a weight is listed as one tensor of dtype kI4G32 beside these, whose `bytes` are those of both.
+struct Int4Names {
+  std::string packed;
+  std::string scale;
+};
+Int4Names Int4NamesOf(std::string_view weight);
+
 // A Hugging Face directory: model.safetensors, or the shards that model.safetensors.index.json names, or (without an
 // index) every *.safetensors there. Errors: NotFound for missing shards or indexed tensors, all of them named, "incomplete
 // download?"; DataLoss for truncated files; InvalidArgument for what contradicts itself (a tensor in two files, index
 // and file disagree).
+// A GGUF file, any part of a split one, or a directory that holds one GGUF model and no safetensors: its tensors under the names that a Hugging
+// Face checkpoint of the model has (gguf_model.h).
 class Checkpoint {
  public:
   static absl::StatusOr<Checkpoint> Open(const std::string& model_dir);

@@ -16,7 +16,7 @@ class PlanBuilder {
   explicit PlanBuilder(const ModelConfig& config) : c_(config) {}
 
   std::vector<PlannedTensor> Build() {
-    Add(TensorRole::kEmbedding, "model.embed_tokens.weight", {c_.vocab_size, c_.hidden_size});
+    Add(TensorRole::kEmbedding, "model.embed_tokens.weight", {c_.vocab_size, c_.hidden_size}).may_be_blocks = true;
     for (layer_ = 0; layer_ < c_.num_hidden_layers; ++layer_) {
       prefix_ = absl::StrCat("model.layers.", layer_, ".");
       Add(TensorRole::kNorm, "input_layernorm.weight", {c_.hidden_size});
@@ -35,7 +35,7 @@ class PlanBuilder {
     layer_ = -1;
     prefix_.clear();
     Add(TensorRole::kNorm, "model.norm.weight", {c_.hidden_size});
-    if (!c_.tie_word_embeddings) Add(TensorRole::kHead, "lm_head.weight", {c_.vocab_size, c_.hidden_size});
+    if (!c_.tie_word_embeddings) Add(TensorRole::kHead, "lm_head.weight", {c_.vocab_size, c_.hidden_size}).may_be_blocks = true;
     return std::move(plan_);
   }
 
@@ -51,7 +51,12 @@ class PlanBuilder {
     }
     AddLinear("self_attn.kv_a_proj_with_mqa.weight", c_.mla_row(), c_.hidden_size);
     Add(TensorRole::kNorm, "self_attn.kv_a_layernorm.weight", {c_.kv_lora_rank});
-    AddLinear("self_attn.kv_b_proj.weight", c_.num_attention_heads * (c_.qk_nope_head_dim + c_.v_head_dim), c_.kv_lora_rank);
+    if (c_.kv_b_split) {
+      Add(TensorRole::kLinear, "self_attn.k_b_proj.weight", {c_.num_attention_heads, c_.kv_lora_rank, c_.qk_nope_head_dim}).may_be_blocks = true;
+      AddLinear("self_attn.v_b_proj.weight", c_.num_attention_heads * c_.v_head_dim, c_.kv_lora_rank);
+    } else {
+      AddLinear("self_attn.kv_b_proj.weight", c_.num_attention_heads * (c_.qk_nope_head_dim + c_.v_head_dim), c_.kv_lora_rank);
+    }
     AddLinear("self_attn.o_proj.weight", c_.hidden_size, c_.num_attention_heads * c_.v_head_dim);
   }
 
@@ -94,13 +99,16 @@ class PlanBuilder {
   }
 
   PlannedTensor& Add(TensorRole role, const std::string& name, std::vector<int64_t> shape) {
-    return plan_.emplace_back(PlannedTensor{prefix_ + name, role, std::move(shape), layer_, -1, false});
+    return plan_.emplace_back(PlannedTensor{prefix_ + name, role, std::move(shape), layer_, -1});
   }
-  void AddLinear(const std::string& name, int64_t rows, int64_t columns) { Add(TensorRole::kLinear, name, {rows, columns}).may_be_fp8 = true; }
+  void AddLinear(const std::string& name, int64_t rows, int64_t columns) {
+    PlannedTensor& tensor = Add(TensorRole::kLinear, name, {rows, columns});
+    tensor.may_be_fp8 = tensor.may_be_blocks = true;
+  }
   void AddExpert(TensorRole role, const std::string& name, int64_t expert, int64_t rows, int64_t columns) {
     PlannedTensor& tensor = Add(role, name, {rows, columns});
     tensor.expert = expert;
-    tensor.may_be_fp8 = true;
+    tensor.may_be_fp8 = tensor.may_be_blocks = true;
   }
 
   const ModelConfig& c_;
@@ -127,16 +135,44 @@ absl::Status CheckScale(const PlannedTensor& planned, const CheckpointTensor& sc
                     absl::StrCat("one scale a ", kScaleBlock, "x", kScaleBlock, " block of the weight's ", ShapeText(planned.shape)));
 }
 
+absl::Status CheckInt4(const ModelConfig& config, const PlannedTensor& planned, const Checkpoint& checkpoint, size_t& needed, NameList& missing) {
+  const Int4Names names = Int4NamesOf(planned.name);
+  if (!config.int4_groups) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", Quoted(names.packed), " is packed INT4, but config.json has no quantization_config of that kind; restore it"));
+  }
+  ++needed;
+  const CheckpointTensor* scale = checkpoint.Find(names.scale);
+  if (scale == nullptr) {
+    missing.Add(names.scale);
+    return absl::OkStatus();
+  }
+  if (scale->dtype != DType::kBF16) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", Quoted(scale->name), " has dtype ", Quoted(scale->dtype_name), "; supported for scales of INT4: BF16"));
+  }
+  const int64_t group = BlockOf(DType::kI4G32).elements;
+  if (planned.shape[1] % group != 0) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", Quoted(names.packed), " has rows of ", planned.shape[1], " numbers, no whole groups of ", group, ": not supported"));
+  }
+  return CheckShape(scale->name, scale->shape, {planned.shape[0], planned.shape[1] / group},
+                    absl::StrCat("one scale for each ", group, " numbers of the weight's ", ShapeText(planned.shape)));
+}
+
 // One tensor that is there, and its scale, which counts as needed and may be missing.
 absl::Status CheckTensor(const ModelConfig& config, const PlannedTensor& planned, const CheckpointTensor& tensor, const Checkpoint& checkpoint,
                          size_t& needed, NameList& missing) {
   RETURN_IF_ERROR(CheckShape(tensor.name, tensor.shape, planned.shape, "config.json"));
   const std::string scale_name = planned.name + kScaleSuffix;
   const CheckpointTensor* scale = checkpoint.Find(scale_name);
-  if (tensor.dtype == DType::kInvalid || (tensor.dtype == DType::kF8E4M3 && !planned.may_be_fp8)) {
+  if (tensor.dtype == DType::kInvalid || (tensor.dtype == DType::kF8E4M3 && !planned.may_be_fp8) ||
+      (IsBlockFormat(tensor.dtype) && !planned.may_be_blocks)) {
     return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), " has dtype ", Quoted(tensor.dtype_name),
-                                                   "; supported here: F32, F16, BF16", planned.may_be_fp8 ? ", F8_E4M3 with 128x128 scales" : ""));
+                                                   "; supported here: F32, F16, BF16", planned.may_be_fp8 ? ", F8_E4M3 with 128x128 scales" : "",
+                                                   planned.may_be_blocks ? ", GGUF's Q8_0, Q6_K and Q4_K, INT4 in groups of 32" : ""));
   }
+  if (tensor.dtype == DType::kI4G32) return CheckInt4(config, planned, checkpoint, needed, missing);
   if (tensor.dtype != DType::kF8E4M3) {
     if (scale == nullptr) return absl::OkStatus();
     return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(scale_name), " is a scale, but its weight is ",

@@ -18,7 +18,7 @@ enum class TensorRole {
   kEmbedding,   // [vocab, hidden]
   kHead,        // [vocab, hidden]; absent when tied
   kNorm,        // vectors
-  kLinear,      // 2-D weight, may be FP8 with `<name>_scale_inv`
+  kLinear,      // 2-D weight, may be FP8 with `<name>_scale_inv`, or of a block format
   kGate,        // MoE gate weight [experts, hidden]
   kGateBias,    // e_score_correction_bias [experts]
   kBias,        // of a projection; vectors
@@ -34,19 +34,21 @@ struct PlannedTensor {
   int64_t layer = -1;   // -1: outside the layers
   int64_t expert = -1;  // routed experts only
   bool may_be_fp8 = false;
+  bool may_be_blocks = false;  // quant_blocks.h
 };
 
 // In the order in which a pass needs them. MTP layers are left out (they are not used yet).
 std::vector<PlannedTensor> PlanTensors(const ModelConfig& config);
 
 // Holds the plan against a checkpoint: every tensor there, shape and dtype right, each FP8 weight with an F32 (or BF16)
-// scale of ceil(rows/128) x ceil(cols/128), no scale without weight, no FP8 without quantization_config. Errors list
+// scale of ceil(rows/128) x ceil(cols/128), no scale without weight, no FP8 without quantization_config; INT4 nibbles with a BF16 scale for each 32 of
+// them, and not without quantization_config either. Errors list
 // what is missing
 // ("3 of 512 tensors missing: a, b, c: incomplete download?") or give both shapes.
 absl::Status CheckPlan(const ModelConfig& config, const std::vector<PlannedTensor>& plan, const Checkpoint& checkpoint);
 
 // Refuses values that can't be right (DESIGN section 7): NaN codes in FP8, NaN or infinity in
-// BF16/F16/F32, scales that are not positive finite numbers. `name` and the first bad index go into the DataLoss error.
+// BF16/F16/F32, scales that are not positive finite numbers; in GGUF's blocks, scales that are not finite. `name` and the first bad index go into the DataLoss error.
 // Fast enough for every byte at load.
 absl::Status CheckValues(const std::string& name, DType dtype, const void* data, uint64_t count, bool is_scale);
 

@@ -100,7 +100,7 @@ absl::Status CheckSamePlan(const Manifest& image, const ImagePlan& plan) {
   for (size_t i = 0; i < fresh.experts.size(); ++i) {
     const ExpertRow &a = image.experts[i], &b = fresh.experts[i];
     if (a.layer != b.layer || a.expert != b.expert || a.segment != b.segment || a.offset != b.offset || a.begin != b.begin || a.count != b.count ||
-        a.dtype != b.dtype || a.hidden != b.hidden) {
+        DTypesOf(a) != DTypesOf(b) || a.hidden != b.hidden) {
       return differs(absl::StrCat(plan.TargetName(static_cast<uint32_t>(fresh.tensors.size() + i)), " has another dtype, shape or place"));
     }
   }

@@ -174,7 +174,7 @@ void ExpectImageEqualsCheckpoint(const WeightImage& image, const std::string& di
       const ShardRange range = ExpertShard(config->moe_intermediate_size, s, image.num_shards());
       EXPECT_EQ(shard->begin, range.begin);
       EXPECT_EQ(shard->count, range.count);
-      EXPECT_EQ(shard->dtype, source->dtype);
+      EXPECT_EQ(shard->dtypes, ExpertDTypes(source->dtype));
       EXPECT_EQ(reinterpret_cast<uintptr_t>(shard->record) % kImageAlign, 0u);
       for (const void* part :
            {shard->gate, shard->up, shard->down, static_cast<const void*>(shard->gate_scales), static_cast<const void*>(shard->down_scales)}) {

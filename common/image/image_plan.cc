@@ -3,10 +3,8 @@
 
 #include <algorithm>
 #include <array>
-#include <fstream>
 #include <map>
 #include <numeric>
-#include <sstream>
 
 #include "common/formats/tensor_plan.h"
 #include "common/shm/expert_record.h"
@@ -16,18 +14,6 @@ namespace hearth {
 namespace {
 
 constexpr uint64_t AlignUp(uint64_t n, uint64_t align) { return (n + align - 1) / align * align; }
-
-// The text of a small file; empty when it is absent and may be.
-absl::StatusOr<std::string> ReadText(const std::string& path, bool required) {
-  std::ifstream in(path, std::ios::binary);
-  if (!in) {
-    if (!required) return std::string();
-    return absl::NotFoundError(absl::StrCat(path, " can't be opened: is this the directory of a Hugging Face checkpoint?"));
-  }
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
 
 // Adds rows and sources to a plan, handing out places in the segments.
 class Layouter {
@@ -46,7 +32,9 @@ class Layouter {
     row.rank = static_cast<uint32_t>(tensor->shape.size());
     for (uint32_t i = 0; i < kManifestRankMax; ++i) row.dims[i] = i < row.rank ? tensor->shape[i] : 1;
     row.segment = segment;
-    row.bytes = tensor->bytes;
+    uint64_t elements = 1;
+    for (const int64_t side : tensor->shape) elements *= static_cast<uint64_t>(side);
+    row.bytes = DTypeBytes(tensor->dtype, elements);
     uint64_t end = row.bytes;
     const CheckpointTensor* scales = nullptr;
     if (tensor->dtype == DType::kF8E4M3) {
@@ -59,7 +47,16 @@ class Layouter {
     }
     row.offset = Take(segment, end);
     if (scales != nullptr) row.scale_offset += row.offset;
-    AddWhole(*tensor, false, target, segment, row.offset);
+    if (tensor->dtype == DType::kI4G32) {
+      ASSIGN_OR_RETURN(const std::vector<Part> parts, PartsOf(*tensor));
+      for (const Part& part : parts) {
+        const uint64_t rows = elements / static_cast<uint64_t>(tensor->shape.back()), width = part.Bytes(static_cast<uint64_t>(tensor->shape.back()));
+        const uint64_t stride = DTypeBytes(tensor->dtype, static_cast<uint64_t>(tensor->shape.back()));
+        AddRect(part.source, CopyRect{target, segment, 0, rows, 0, width, row.offset + part.to, stride});
+      }
+    } else {
+      AddWhole(*tensor, false, target, segment, row.offset);
+    }
     if (scales != nullptr) AddWhole(*scales, true, target, segment, row.scale_offset);
     plan_.manifest.tensors.push_back(row);
     plan_.manifest.tensor_names.push_back(planned.name);
@@ -72,30 +69,30 @@ class Layouter {
     std::array<const CheckpointTensor*, 3> scales{};
     for (size_t i = 0; i < parts.size(); ++i) {
       ASSIGN_OR_RETURN(weights[i], Find(parts[i]));
-      if (weights[i]->dtype != weights[0]->dtype) {
+      if ((weights[i]->dtype == DType::kF8E4M3) != (weights[0]->dtype == DType::kF8E4M3)) {
         return absl::InvalidArgumentError(absl::StrCat(parts[i], " is ", Sv(DTypeName(weights[i]->dtype)), ", but ", parts[0], " is ",
-                                                       Sv(DTypeName(weights[0]->dtype)), ": one expert must have one dtype"));
+                                                       Sv(DTypeName(weights[0]->dtype)), ": an expert's three matrices must all be FP8, or none"));
       }
       if (weights[0]->dtype == DType::kF8E4M3) {
         ASSIGN_OR_RETURN(scales[i], Find(parts[i] + "_scale_inv"));
       }
     }
-    const DType dtype = weights[0]->dtype;
+    const ExpertDTypes dtypes(weights[0]->dtype, weights[1]->dtype, weights[2]->dtype);
     const int64_t hidden = plan_.config.hidden_size;
     const int64_t intermediate = plan_.config.moe_intermediate_size;
     if (hidden > kRecordSideMax || intermediate > kRecordSideMax) {
       return absl::InvalidArgumentError(absl::StrCat("hidden_size and moe_intermediate_size must be at most ", kRecordSideMax));
     }
-    std::array<size_t, 3> weight_sources{};
+    std::array<std::vector<Part>, 3> weight_parts;
     std::array<size_t, 3> scale_sources{};
     for (size_t i = 0; i < 3; ++i) {
-      weight_sources[i] = AddSource(*weights[i], false, DTypeBytes(dtype, static_cast<uint64_t>(weights[i]->shape[1])));
+      ASSIGN_OR_RETURN(weight_parts[i], PartsOf(*weights[i]));
       if (scales[i] != nullptr) scale_sources[i] = AddSource(*scales[i], true, static_cast<uint64_t>(scales[i]->shape[1]) * sizeof(float));
     }
     for (int shard = 0; shard < num_shards_; ++shard) {
-      const ShardRange range = ExpertShard(intermediate, shard, num_shards_);
+      const ShardRange range = ExpertShard(intermediate, shard, num_shards_, ExpertShardBlock(dtypes));
       const uint32_t segment = static_cast<uint32_t>(shard);
-      const ExpertRecordLayout layout = ExpertRecordLayout::Of(dtype, range.count, hidden);
+      const ExpertRecordLayout layout = ExpertRecordLayout::Of(dtypes, range.count, hidden);
       ExpertRow row{};
       row.layer = static_cast<uint32_t>(layer);
       row.expert = static_cast<uint32_t>(expert);
@@ -104,36 +101,41 @@ class Layouter {
       row.bytes = layout.bytes;
       row.begin = range.begin;
       row.count = range.count;
-      row.dtype = static_cast<uint32_t>(dtype);
+      row.gate_dtype = static_cast<uint8_t>(dtypes.gate);
+      row.up_dtype = static_cast<uint8_t>(dtypes.up);
+      row.down_dtype = static_cast<uint8_t>(dtypes.down);
       row.hidden = static_cast<uint32_t>(hidden);
       row.offset = range.count == 0 ? 0 : Take(segment, row.bytes);
       plan_.manifest.experts.push_back(row);
       if (range.count == 0) continue;
       const uint32_t target = first_target + static_cast<uint32_t>(shard);
       // `columns`: the shard takes columns of the source (down) instead of rows (gate, up).
-      const auto cut = [&](size_t source, bool columns, uint64_t begin, uint64_t count, uint64_t other, uint64_t element, uint64_t to) {
+      const auto cut = [&](const Part& part, bool columns, uint64_t begin, uint64_t count, uint64_t other, uint64_t to) {
         CopyRect rect;
         rect.target = target;
         rect.segment = segment;
         rect.row_begin = columns ? 0 : begin;
         rect.rows = columns ? other : count;
-        rect.col_begin = columns ? begin * element : 0;
-        rect.col_bytes = (columns ? count : other) * element;
-        rect.to = row.offset + to;
-        rect.to_stride = rect.col_bytes;
-        AddRect(source, rect);
+        rect.col_begin = columns ? part.Bytes(begin) : 0;
+        rect.col_bytes = part.Bytes(columns ? count : other);
+        rect.to = row.offset + to + part.to;
+        rect.to_stride = part.PlacedBytes(columns ? count : other);
+        AddRect(part.source, rect);
       };
       const uint64_t begin = static_cast<uint64_t>(range.begin), count = static_cast<uint64_t>(range.count);
-      const uint64_t element = DTypeBytes(dtype, 1), width = static_cast<uint64_t>(hidden);
-      cut(weight_sources[0], false, begin, count, width, element, layout.gate);
-      cut(weight_sources[1], false, begin, count, width, element, layout.up);
-      cut(weight_sources[2], true, begin, count, width, element, layout.down);
-      if (dtype != DType::kF8E4M3) continue;
+      const uint64_t width = static_cast<uint64_t>(hidden);
+      for (const Part& part : weight_parts[0]) cut(part, false, begin, count, width, layout.gate);
+      for (const Part& part : weight_parts[1]) cut(part, false, begin, count, width, layout.up);
+      for (const Part& part : weight_parts[2]) cut(part, true, begin, count, width, layout.down);
+      if (dtypes.gate != DType::kF8E4M3) continue;
       const uint64_t begin_block = begin / kScaleBlock, count_blocks = static_cast<uint64_t>(ScaleBlocks(range.count));
       const uint64_t width_blocks = static_cast<uint64_t>(ScaleBlocks(hidden));
-      cut(scale_sources[0], false, begin_block, count_blocks, width_blocks, sizeof(float), layout.gate_scales);
-      cut(scale_sources[1], false, begin_block, count_blocks, width_blocks, sizeof(float), layout.up_scales);
-      cut(scale_sources[2], true, begin_block, count_blocks, width_blocks, sizeof(float), layout.down_scales);
+      const auto scales_of = [&](size_t source) {
+        return Part{.source = source, .columns = 1, .bytes = sizeof(float), .placed_bytes = sizeof(float)};
+      };
+      cut(scales_of(scale_sources[0]), false, begin_block, count_blocks, width_blocks, layout.gate_scales);
+      cut(scales_of(scale_sources[1]), false, begin_block, count_blocks, width_blocks, layout.up_scales);
+      cut(scales_of(scale_sources[2]), true, begin_block, count_blocks, width_blocks, layout.down_scales);
     }
     return absl::OkStatus();
   }
@@ -147,6 +149,38 @@ class Layouter {
   }
 
  private:
+  // A source that brings a matrix or a part of each of its blocks: `bytes` of it for every `columns`, which stand in `placed_bytes` of the target.
+  struct Part {
+    size_t source = 0;
+    uint64_t columns = 1;
+    uint64_t bytes = 0;
+    uint64_t placed_bytes = 0;
+    uint64_t to = 0;  // where in a block its bytes begin
+    uint64_t Bytes(uint64_t n) const { return n / columns * bytes; }
+    uint64_t PlacedBytes(uint64_t n) const { return n / columns * placed_bytes; }
+  };
+
+  // The sources of a weight [rows, columns]: itself, or for INT4 its nibbles and its scales.
+  absl::StatusOr<std::vector<Part>> PartsOf(const CheckpointTensor& tensor) {
+    const DTypeBlock block = BlockOf(tensor.dtype);
+    const uint64_t columns = static_cast<uint64_t>(block.elements), bytes = static_cast<uint64_t>(block.bytes);
+    const uint64_t width = static_cast<uint64_t>(tensor.shape.back());
+    if (tensor.dtype != DType::kI4G32) {
+      return std::vector<Part>{
+          {.source = AddSource(tensor, false, DTypeBytes(tensor.dtype, width)), .columns = columns, .bytes = bytes, .placed_bytes = bytes}};
+    }
+    const Int4Names names = Int4NamesOf(tensor.name);
+    std::vector<Part> parts = {{.columns = columns, .bytes = sizeof(bf16), .placed_bytes = bytes, .to = 0},
+                               {.columns = columns, .bytes = bytes - sizeof(bf16), .placed_bytes = bytes, .to = sizeof(bf16)}};
+    for (size_t i = 0; i < parts.size(); ++i) {
+      ASSIGN_OR_RETURN(const CheckpointTensor* source, Find(i == 0 ? names.scale : names.packed));
+      parts[i].source = AddSource(*source, false, parts[i].Bytes(width));
+      plan_.sources[parts[i].source].run_bytes = parts[i].bytes;
+      plan_.sources[parts[i].source].run_stride = bytes;
+    }
+    return parts;
+  }
+
   absl::StatusOr<const CheckpointTensor*> Find(const std::string& name) const {
     const CheckpointTensor* tensor = plan_.checkpoint.Find(name);
     if (tensor == nullptr) return absl::NotFoundError(absl::StrCat("tensor ", name, " is missing in ", plan_.checkpoint.dir()));
@@ -206,8 +240,9 @@ absl::StatusOr<ImagePlan> PlanImage(const std::string& model_dir, int num_shards
     return absl::InvalidArgumentError(absl::StrCat(num_shards, " shards: supported are 1 to ", kManifestSegmentsMax));
   }
   ImagePlan plan;
-  ASSIGN_OR_RETURN(plan.manifest.config_json, ReadText(model_dir + "/config.json", true));
-  ASSIGN_OR_RETURN(plan.manifest.generation_config_json, ReadText(model_dir + "/generation_config.json", false));
+  ASSIGN_OR_RETURN(ModelTexts texts, ReadModelTexts(model_dir));
+  plan.manifest.config_json = std::move(texts.config_json);
+  plan.manifest.generation_config_json = std::move(texts.generation_config_json);
   plan.manifest.model_dir = model_dir;
   absl::StatusOr<ModelConfig> config = ParseModelConfig(plan.manifest.config_json, plan.manifest.generation_config_json);
   if (!config.ok()) return Annotate(config.status(), model_dir);

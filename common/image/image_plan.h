@@ -34,6 +34,9 @@ struct ImageSource {
   bool is_scale = false;
   bool widen = false;      // BF16 scales become F32 in the image; rows and columns above count F32 bytes then
   uint64_t row_bytes = 0;  // as placed
+  // INT4: its nibbles and its scales come in two tensors and are placed in one, run_bytes of this source every run_stride bytes. 0: without gaps.
+  uint64_t run_bytes = 0;
+  uint64_t run_stride = 0;
   std::vector<CopyRect> rects;
 };
 

@@ -207,9 +207,11 @@ absl::Status ReadSources(const ImagePlan& plan, SourceVisitor& visitor, const Re
       }
       return absl::OkStatus();
     }
-    for (uint64_t at = 0; at < first.bytes; at += kPieceBytes) {
+    const uint64_t unit = kPieceUnit * static_cast<uint64_t>(BlockOf(first.dtype).bytes);
+    const uint64_t step = kPieceBytes / unit * unit;
+    for (uint64_t at = 0; at < first.bytes; at += step) {
       if (stop.load(std::memory_order_relaxed)) return absl::OkStatus();
-      const uint64_t bytes = std::min(kPieceBytes, first.bytes - at);
+      const uint64_t bytes = std::min(step, first.bytes - at);
       ASSIGN_OR_RETURN(const uint8_t* data, file.Read(first.offset + at, bytes, buffer));
       RETURN_IF_ERROR(visitor.Piece(run.first, at, data, bytes));
       done_bytes.fetch_add(bytes, std::memory_order_relaxed);

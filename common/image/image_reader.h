@@ -16,6 +16,7 @@ namespace hearth {
 
 // A piece, and one unit of direct reads at each end.
 inline constexpr uint64_t kReadPieceBytes = 8 << 20;
+inline constexpr uint64_t kPieceUnit = 8;
 inline constexpr uint64_t kDirectAlign = 4096;
 inline constexpr uint64_t kReadBufferBytes = kReadPieceBytes + 2 * kDirectAlign;
 
@@ -29,7 +30,7 @@ struct ReadOptions {
 class SourceVisitor {
  public:
   virtual ~SourceVisitor() = default;
-  // Bytes [at, at + bytes) of source `index`; `at` is a multiple of 8, `data` may lie on any address.
+  // Bytes [at, at + bytes) of source `index`; `at` is a multiple of kPieceUnit and of the dtype's block, `data` may lie on any address.
   virtual absl::Status Piece(size_t index, uint64_t at, const uint8_t* data, uint64_t bytes) = 0;
   // After the last piece of a source, from the same thread.
   virtual absl::Status Done(size_t index) = 0;

@@ -17,12 +17,25 @@ template <typename Run>
 bool ForEachRun(const ImageSource& source, uint64_t at, const uint8_t* data, uint64_t bytes, Run&& run) {
   const uint64_t width = source.row_bytes;
   const uint64_t end = at + bytes;
+  // `from`: where in the target's row the run's first byte would lie without gaps.
+  const auto place = [&](uint32_t segment, uint64_t row_to, uint64_t from, const uint8_t* bytes_at, uint64_t count) {
+    if (source.run_bytes == 0) return run(segment, row_to + from, bytes_at, count);
+    while (count > 0) {
+      const uint64_t in_run = from % source.run_bytes;
+      const uint64_t take = std::min(count, source.run_bytes - in_run);
+      if (!run(segment, row_to + from / source.run_bytes * source.run_stride + in_run, bytes_at, take)) return false;
+      from += take;
+      bytes_at += take;
+      count -= take;
+    }
+    return true;
+  };
   for (const CopyRect& rect : source.rects) {
     if (rect.col_bytes == width && rect.to_stride == width) {  // whole rows: one run
       const uint64_t rect_begin = rect.row_begin * width;
       const uint64_t begin = std::max(at, rect_begin);
       const uint64_t stop = std::min(end, rect_begin + rect.rows * width);
-      if (begin < stop && !run(rect.segment, rect.to + (begin - rect_begin), data + (begin - at), stop - begin)) return false;
+      if (begin < stop && !place(rect.segment, rect.to, begin - rect_begin, data + (begin - at), stop - begin)) return false;
       continue;
     }
     const uint64_t first_row = std::max(rect.row_begin, at / width);
@@ -32,8 +45,8 @@ bool ForEachRun(const ImageSource& source, uint64_t at, const uint8_t* data, uin
       const uint64_t begin = std::max(at, rect_begin);
       const uint64_t stop = std::min(end, rect_begin + rect.col_bytes);
       if (begin >= stop) continue;
-      const uint64_t to = rect.to + (row - rect.row_begin) * rect.to_stride + (begin - rect_begin);
-      if (!run(rect.segment, to, data + (begin - at), stop - begin)) return false;
+      const uint64_t row_to = rect.to + (row - rect.row_begin) * rect.to_stride;
+      if (!place(rect.segment, row_to, begin - rect_begin, data + (begin - at), stop - begin)) return false;
     }
   }
   return true;
@@ -73,9 +86,11 @@ void HashPiece(const CheckpointTensor& tensor, uint64_t at, const uint8_t* data,
 
 absl::Status CheckPiece(const ImageSource& source, uint64_t at, const uint8_t* data, uint64_t bytes) {
   const CheckpointTensor& tensor = *source.tensor;
-  const uint64_t element = DTypeBytes(tensor.dtype, 1);
-  const absl::Status status = CheckValues(tensor.name, tensor.dtype, data, bytes / element, source.is_scale);
-  return at == 0 ? status : Annotate(status, absl::StrCat("counting from element ", at / element));
+  if (tensor.dtype == DType::kInvalid) return absl::OkStatus();  // INT4's nibbles: every code is a number
+  const DTypeBlock block = BlockOf(tensor.dtype);
+  const uint64_t block_bytes = static_cast<uint64_t>(block.bytes), elements = static_cast<uint64_t>(block.elements);
+  const absl::Status status = CheckValues(tensor.name, tensor.dtype, data, bytes / block_bytes * elements, source.is_scale);
+  return at == 0 ? status : Annotate(status, absl::StrCat("counting from element ", at / block_bytes * elements));
 }
 
 }  // namespace

@@ -1,6 +1,8 @@
 #include "common/model/model_weights.h"
 
 #include <cstring>
+#include <functional>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
@@ -15,8 +17,13 @@ class Binder {
  public:
   Binder(const WeightImage& image, Device& device) : image_(image), device_(device) {}
 
-  absl::Status Matrix(const std::string& name, int64_t rows, int64_t cols, WeightView& out) const {
-    ASSIGN_OR_RETURN(const ImageTensor tensor, Find(name, {rows, cols}));
+  absl::Status Matrix(const std::string& name, int64_t rows, int64_t cols, WeightView& out) const { return Matrices(name, {rows, cols}, out); }
+
+  // A tensor of any rank as one matrix: all but its last dimension are rows.
+  absl::Status Matrices(const std::string& name, const std::vector<int64_t>& shape, WeightView& out) const {
+    ASSIGN_OR_RETURN(const ImageTensor tensor, Find(name, shape));
+    const int64_t cols = shape.back();
+    const int64_t rows = std::accumulate(shape.begin(), shape.end() - 1, int64_t{1}, std::multiplies<>());
     if (tensor.dtype == DType::kF8E4M3 && tensor.scales == nullptr) {
       return absl::InvalidArgumentError(absl::StrCat(name, " is FP8 but has no block scales in the image"));
     }
@@ -79,7 +86,13 @@ absl::Status BindMla(const ModelConfig& c, const Binder& bind, const std::string
   }
   RETURN_IF_ERROR(bind.Matrix(prefix + "kv_a_proj_with_mqa.weight", c.mla_row(), c.hidden_size, out.kv_a));
   RETURN_IF_ERROR(bind.Vector(prefix + "kv_a_layernorm.weight", c.kv_lora_rank, out.kv_a_norm));
-  return bind.Matrix(prefix + "kv_b_proj.weight", c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank, out.kv_b);
+  if (c.kv_b_split) {
+    RETURN_IF_ERROR(bind.Matrices(prefix + "k_b_proj.weight", {c.num_attention_heads, c.kv_lora_rank, c.qk_nope_head_dim}, out.k_b));
+    RETURN_IF_ERROR(bind.Matrix(prefix + "v_b_proj.weight", c.num_attention_heads * c.v_head_dim, c.kv_lora_rank, out.v_b));
+  } else {
+    RETURN_IF_ERROR(bind.Matrix(prefix + "kv_b_proj.weight", c.num_attention_heads * (c.qk_nope_head_dim + c.v_head_dim), c.kv_lora_rank, out.kv_b));
+  }
+  return absl::OkStatus();
 }
 
 absl::Status BindGqa(const ModelConfig& c, const Binder& bind, const std::string& prefix, GqaWeights& out) {
@@ -120,7 +133,7 @@ absl::Status BindMoe(const ModelConfig& c, const WeightImage& image, const Binde
   }
   if (c.shared_expert_gate) RETURN_IF_ERROR(bind.Matrix(layer_prefix + names.shared_gate, 1, c.hidden_size, out.shared_gate.emplace()));
   ASSIGN_OR_RETURN(const ImageExpert expert, image.Expert(layer, 0, 0));
-  out.expert_dtype = expert.dtype;
+  out.expert_dtypes = expert.dtypes;
   return absl::OkStatus();
 }
 

@@ -29,7 +29,9 @@ struct MlaWeights {
   WeightView q;                   // q_b_proj [heads * (nope + rope), q_lora_rank], or q_proj [.., hidden]
   WeightView kv_a;                // [kv_lora_rank + rope, hidden]
   VectorF32 kv_a_norm;            // [kv_lora_rank]
-  WeightView kv_b;                // [heads * (nope + v), kv_lora_rank]
+  WeightView kv_b;                // [heads * (nope + v), kv_lora_rank]; not there when its halves come apart:
+  WeightView k_b;                 // [heads * kv_lora_rank, nope], a head's keys transposed
+  WeightView v_b;                 // [heads * v, kv_lora_rank]
 };
 
 // A projection of grouped-query attention, with what is done to its output.
@@ -64,7 +66,7 @@ struct MoeWeights {
   std::optional<VectorF32> gate_bias;  // e_score_correction_bias [experts]
   std::optional<MlpWeights> shared;
   std::optional<WeightView> shared_gate;  // [1, hidden]
-  DType expert_dtype = DType::kInvalid;
+  ExpertDTypes expert_dtypes;
 };
 
 struct LayerWeights {

@@ -46,20 +46,24 @@ bool TableFits(uint64_t offset, uint64_t rows, uint64_t row_bytes, uint64_t body
   return offset % 8 == 0 && offset >= sizeof(ManifestHeader) && rows <= body_bytes / row_bytes && Fits(offset, rows * row_bytes, body_bytes);
 }
 
-bool KnownDType(uint32_t dtype) { return dtype >= static_cast<uint32_t>(DType::kF32) && dtype <= static_cast<uint32_t>(DType::kF8E4M3); }
+bool KnownDType(uint32_t dtype) {
+  return std::any_of(std::begin(kAllDTypes), std::end(kAllDTypes), [dtype](DType known) { return dtype == static_cast<uint32_t>(known); });
+}
 
 absl::Status CheckTensor(const TensorRow& row, const std::string& name, const std::vector<SegmentRow>& segments) {
   const auto bad = [&](const char* what) { return Bad(absl::StrCat("tensor ", name, ": ", what)); };
   if (!KnownDType(row.dtype)) return bad("unknown dtype");
   if (row.rank == 0 || row.rank > kManifestRankMax) return bad("unsupported rank");
   const DType dtype = static_cast<DType>(row.dtype);
-  uint64_t bytes = DTypeBytes(dtype, 1);
+  uint64_t elements = 1;
   for (uint32_t i = 0; i < kManifestRankMax; ++i) {
     if (row.dims[i] <= 0 || row.dims[i] > kDimMax || (i >= row.rank && row.dims[i] != 1)) return bad("impossible shape");
-    if (bytes > std::numeric_limits<uint64_t>::max() / static_cast<uint64_t>(row.dims[i])) return bad("impossible shape");
-    bytes *= static_cast<uint64_t>(row.dims[i]);
+    // 8: the bytes of an element, at most.
+    if (elements > std::numeric_limits<uint64_t>::max() / 8 / static_cast<uint64_t>(row.dims[i])) return bad("impossible shape");
+    elements *= static_cast<uint64_t>(row.dims[i]);
   }
-  if (bytes != row.bytes) return bad("its bytes contradict its shape");
+  if (row.dims[row.rank - 1] % BlockOf(dtype).elements != 0) return bad("its rows are no whole blocks");
+  if (DTypeBytes(dtype, elements) != row.bytes) return bad("its bytes contradict its shape");
   if (row.segment >= segments.size()) return bad("segment out of range");
   const uint64_t limit = segments[row.segment].used_bytes;
   if (row.offset % kImageAlign != 0 || !Fits(row.offset, row.bytes, limit)) return bad("its bytes lie outside of its segment");
@@ -81,13 +85,21 @@ absl::Status CheckExpert(const ExpertRow& row, const std::vector<SegmentRow>& se
   const auto bad = [&](const char* what) {
     return Bad(absl::StrCat("layer ", row.layer, ", expert ", row.expert, ", shard ", row.shard, ": ", what));
   };
-  if (!KnownDType(row.dtype)) return bad("unknown dtype");
+  const ExpertDTypes dtypes = DTypesOf(row);
+  for (const uint8_t dtype : {row.gate_dtype, row.up_dtype, row.down_dtype}) {
+    if (!KnownDType(dtype)) return bad("unknown dtype");
+    if ((dtype == static_cast<uint8_t>(DType::kF8E4M3)) != (dtypes.gate == DType::kF8E4M3)) return bad("FP8 in some of its matrices only");
+  }
   if (row.segment >= segments.size()) return bad("segment out of range");
   if (row.hidden == 0 || row.hidden > kRecordSideMax || row.count < 0 || row.count > kRecordSideMax || row.begin < 0 || row.begin > kRecordSideMax) {
     return bad("impossible size");
   }
-  if (row.begin % kScaleBlock != 0 && row.count != 0) return bad("does not begin on a scale block");
-  const ExpertRecordLayout layout = ExpertRecordLayout::Of(static_cast<DType>(row.dtype), row.count, row.hidden);
+  if (row.begin % ExpertShardBlock(dtypes) != 0 && row.count != 0) return bad("does not begin on a block");
+  if (row.hidden % BlockOf(dtypes.gate).elements != 0 || row.hidden % BlockOf(dtypes.up).elements != 0 ||
+      row.count % BlockOf(dtypes.down).elements != 0) {
+    return bad("its rows are no whole blocks");
+  }
+  const ExpertRecordLayout layout = ExpertRecordLayout::Of(dtypes, row.count, row.hidden);
   if (row.bytes != layout.bytes) return bad("its bytes contradict its size");
   if (row.offset % kImageAlign != 0 || !Fits(row.offset, row.bytes, segments[row.segment].used_bytes)) {
     return bad("its bytes lie outside of its segment");

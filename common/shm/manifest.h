@@ -12,6 +12,7 @@
 #include "common/base/dtype.h"
 #include "common/base/hash.h"
 #include "common/base/status.h"
+#include "common/shm/expert_record.h"
 #include "common/shm/region.h"
 
 namespace hearth {
@@ -86,11 +87,19 @@ struct ExpertRow {
   uint64_t bytes;
   int64_t begin;  // intermediate rows [begin, begin + count)
   int64_t count;  // 0: empty
-  uint32_t dtype;
+  uint8_t gate_dtype;
+  uint8_t up_dtype;
+  uint8_t down_dtype;
+  uint8_t reserved;
   uint32_t hidden;
   uint64_t sum;  // XXH3-64 of the record; 0 when empty
 };
-static_assert(offsetof(ExpertRow, offset) == 16 && offsetof(ExpertRow, dtype) == 48 && offsetof(ExpertRow, sum) == 56 && sizeof(ExpertRow) == 64);
+static_assert(offsetof(ExpertRow, offset) == 16 && offsetof(ExpertRow, gate_dtype) == 48 && offsetof(ExpertRow, sum) == 56 &&
+              sizeof(ExpertRow) == 64);
+
+inline ExpertDTypes DTypesOf(const ExpertRow& row) {
+  return {static_cast<DType>(row.gate_dtype), static_cast<DType>(row.up_dtype), static_cast<DType>(row.down_dtype)};
+}
 
 // A manifest as values: what the builder fills in and what a reader gets.
 struct Manifest {

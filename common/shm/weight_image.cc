@@ -69,18 +69,18 @@ class MappedImage : public WeightImage {
     const size_t index = static_cast<size_t>(first_row_[static_cast<size_t>(layer)] + expert * num_shards() + shard);
     const ExpertRow& row = manifest_.experts[index];
     ImageExpert out;
-    out.dtype = static_cast<DType>(row.dtype);
+    out.dtypes = DTypesOf(row);
     out.begin = row.begin;
     out.count = row.count;
     if (row.count == 0) return out;
     const uint8_t* record = segments_[row.segment].body() + row.offset;
-    const ExpertRecordLayout layout = ExpertRecordLayout::Of(out.dtype, row.count, row.hidden);
+    const ExpertRecordLayout layout = ExpertRecordLayout::Of(out.dtypes, row.count, row.hidden);
     out.record = record;
     out.record_bytes = layout.bytes;
     out.gate = record + layout.gate;
     out.up = record + layout.up;
     out.down = record + layout.down;
-    if (out.dtype == DType::kF8E4M3) {
+    if (out.dtypes.gate == DType::kF8E4M3) {
       out.gate_scales = reinterpret_cast<const float*>(record + layout.gate_scales);
       out.up_scales = reinterpret_cast<const float*>(record + layout.up_scales);
       out.down_scales = reinterpret_cast<const float*>(record + layout.down_scales);
@@ -119,11 +119,11 @@ absl::Status NotReady(const ShmRegion& region, RegionState state) {
 
 }  // namespace
 
-ShardRange ExpertShard(int64_t intermediate, int64_t shard, int64_t num_shards) {
+ShardRange ExpertShard(int64_t intermediate, int64_t shard, int64_t num_shards, int64_t block) {
   HEARTH_CHECK(intermediate >= 0 && num_shards > 0 && shard >= 0 && shard < num_shards);
-  const int64_t blocks = ScaleBlocks(intermediate);
-  const int64_t begin = std::min(intermediate, shard * blocks / num_shards * kScaleBlock);
-  const int64_t end = std::min(intermediate, (shard + 1) * blocks / num_shards * kScaleBlock);
+  const int64_t blocks = (intermediate + block - 1) / block;
+  const int64_t begin = std::min(intermediate, shard * blocks / num_shards * block);
+  const int64_t end = std::min(intermediate, (shard + 1) * blocks / num_shards * block);
   return {begin, end - begin};
 }
 

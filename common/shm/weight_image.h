@@ -13,11 +13,12 @@
 #include "common/base/dtype.h"
 #include "common/base/hash.h"
 #include "common/base/status.h"
+#include "common/shm/expert_record.h"
 #include "common/shm/region.h"
 
 namespace hearth {
 
-inline constexpr uint64_t kManifestVersion = 1;
+inline constexpr uint64_t kManifestVersion = 2;  // 2: an expert row has three dtypes
 inline constexpr uint64_t kSegmentVersion = 1;
 inline constexpr uint64_t kImageAlign = 4096;  // tensors and expert records begin on these
 
@@ -32,7 +33,7 @@ struct ImageTensor {
 // One shard of one routed expert: gate [count, H] | up [count, H] | down [H, count] | scales, for intermediate rows
 // [begin, begin + count).
 struct ImageExpert {
-  DType dtype = DType::kInvalid;
+  ExpertDTypes dtypes;
   int64_t begin = 0;
   int64_t count = 0;                // 0: this shard is empty, all pointers are null
   const uint8_t* record = nullptr;  // all of it, for one copy to a device; its inner offsets are ExpertRecordLayout's
@@ -45,13 +46,13 @@ struct ImageExpert {
   const float* down_scales = nullptr;  // [ceil(H/128), ceil(count/128)]
 };
 
-// Intermediate rows of shard s of S: blocks [s*B/S, (s+1)*B/S) of B = ceil(intermediate/128), in integer division
-// (DESIGN 3.1).
+// Intermediate rows of shard s of S: blocks [s*B/S, (s+1)*B/S) of B = ceil(intermediate/block), in integer division
+// (DESIGN 3.1). `block`: ExpertShardBlock of the expert's dtypes.
 struct ShardRange {
   int64_t begin = 0;
   int64_t count = 0;
 };
-ShardRange ExpertShard(int64_t intermediate, int64_t shard, int64_t num_shards);
+ShardRange ExpertShard(int64_t intermediate, int64_t shard, int64_t num_shards, int64_t block = kScaleBlock);
 
 inline constexpr std::string_view kManifestWhat = "manifest";  // hearth.<node>.manifest.<generation>
 std::string SegmentWhat(int64_t index);                        // hearth.<node>.segment<k>.<generation>

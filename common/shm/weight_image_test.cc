@@ -80,7 +80,7 @@ class WeightImageTest : public testing::Test {
         row.offset = 65536;
         row.begin = range.begin;
         row.count = range.count;
-        row.dtype = static_cast<uint32_t>(DType::kF8E4M3);
+        row.gate_dtype = row.up_dtype = row.down_dtype = static_cast<uint8_t>(DType::kF8E4M3);
         row.hidden = hidden;
         row.bytes = ExpertRecordLayout::Of(DType::kF8E4M3, range.count, hidden).bytes;
         m.experts.push_back(row);

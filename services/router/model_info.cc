@@ -21,7 +21,7 @@ absl::StatusOr<ModelInfo> ModelInfo::Load(const NodeConfig& config, const std::s
   if (config.kv_pool_tokens > 0 && config.kv_pool_bytes == 0) {
     info.context_tokens = static_cast<int32_t>(std::min(model.max_position_embeddings, config.kv_pool_tokens));
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, Tokenizer::Load(model_dir));
+  ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, Tokenizer::Load(ModelFilesDir(model_dir)));
   info.eos_ids = model.eos_token_ids;
   if (const auto eos = tokenizer->eos_id(); eos && std::find(info.eos_ids.begin(), info.eos_ids.end(), *eos) == info.eos_ids.end()) {
     info.eos_ids.push_back(*eos);

@@ -12,7 +12,6 @@
 #include "common/base/logging.h"
 #include "common/base/process.h"
 #include "common/base/time.h"
-#include "common/formats/file_io.h"
 #include "common/formats/model_config.h"
 #include "common/numa/topology.h"
 #include "common/shm/generations.h"
@@ -33,14 +32,15 @@ std::string Canonical(const std::string& path) {
 }
 
 // Names, sizes and times of a checkpoint's files: whether it is still what was loaded. 0 when the directory can't be read now.
-uint64_t SourceStamp(const std::string& model_dir) {
+uint64_t SourceStamp(const std::string& model_path) {
+  const std::string model_dir = ModelFilesDir(model_path);
   DIR* dir = opendir(model_dir.c_str());
   if (dir == nullptr) return 0;
   std::vector<std::string> lines;
   while (const dirent* entry = readdir(dir)) {
     const std::string name = entry->d_name;
-    const bool counts =
-        name == "config.json" || name == "generation_config.json" || name.ends_with(".safetensors") || name.ends_with(".safetensors.index.json");
+    const bool counts = name == "config.json" || name == "generation_config.json" || name.ends_with(".safetensors") ||
+                        name.ends_with(".safetensors.index.json") || name.ends_with(".gguf");
     struct stat st;
     if (!counts || stat((model_dir + "/" + name).c_str(), &st) != 0) continue;
     lines.push_back(absl::StrCat(name, " ", st.st_size, " ", st.st_mtim.tv_sec, ".", st.st_mtim.tv_nsec, "\n"));
@@ -290,10 +290,10 @@ absl::Status Generations::Adopt(bool* needs_load) {
 absl::StatusOr<Hash128> Generations::Build(const LoadRequestOptions& options,
                                            const std::function<void(std::string_view, const LoadProgress&)>& report) {
   report("planning", {});
-  ASSIGN_OR_RETURN(const std::string config_json, ReadSmallFile(options.model_dir + "/config.json", 16 << 20));
+  ASSIGN_OR_RETURN(const ModelTexts texts, ReadModelTexts(options.model_dir));
   // The stamp is taken before the bytes are read: a file that changes meanwhile makes the next start load anew.
   const uint64_t stamp = SourceStamp(options.model_dir);
-  ASSIGN_OR_RETURN(const Sizes sizes, SizesFor(config_json, ""));
+  ASSIGN_OR_RETURN(const Sizes sizes, SizesFor(texts.config_json, ""));
   BuildOptions build;
   build.model_dir = options.model_dir;
   build.place = place_;

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/device/host/host_ops.h"
+#include "common/device/host/row_to_float.h"
 #include "common/device/host/terms.h"
 
 namespace hearth {
@@ -60,6 +61,23 @@ void WriteKeyValue(const KernelTable& kernels, const float* expanded, const bf16
   SplitTerms(kernels, expanded + a.nope, a.v_dim, a.terms, out + 3 * a.nope + 2 * a.rope_dim);
 }
 
+// A head's half of kv_b that gives values.
+WeightView ValueRows(const MlaAttentionArgs& a, int64_t head) {
+  return a.k_b.data == nullptr ? a.kv_b.Rows(head * (a.nope + a.v_dim) + a.nope, a.v_dim) : a.v_b.Rows(head * a.v_dim, a.v_dim);
+}
+
+// A head's half that gives keys, [nope, rank]: rows of kv_b, or where those lie transposed, floats written to `transposed` [nope, rank].
+int64_t TransposedKeyFloats(const MlaAttentionArgs& a) { return a.k_b.data == nullptr ? 0 : a.nope * a.rank; }
+WeightView KeyRows(const MlaAttentionArgs& a, int64_t head, float* transposed, float* row) {
+  if (a.k_b.data == nullptr) return a.kv_b.Rows(head * (a.nope + a.v_dim), a.nope);
+  const WeightView keys = a.k_b.Rows(head * a.rank, a.rank);
+  for (int64_t c = 0; c < a.rank; ++c) {
+    RowToFloat(keys, c, row);
+    for (int64_t i = 0; i < a.nope; ++i) transposed[i * a.rank + c] = row[i];
+  }
+  return {.data = transposed, .dtype = DType::kF32, .rows = a.nope, .cols = a.rank, .row_stride = a.rank};
+}
+
 }  // namespace
 
 void HostOps::MlaAttention(Stream& stream, const MlaAttentionArgs& args) {
@@ -109,7 +127,10 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
     scratch.Reserve(Scratch::Bytes<float>(kPageTokens * kv_dim) + Scratch::Bytes<bf16>(kPageTokens * (key_dim + value_dim)) +
                     Scratch::Bytes<SoftmaxState>(kQueryBlock) + Scratch::Bytes<float>(kQueryBlock * value_dim) + Scratch::Bytes<float>(kPageTokens) +
                     Scratch::Bytes<bf16>(kQueryBlock * (key_dim + a.rope_dim)) +
-                    Scratch::Bytes<float>(LinearTermsScratch(kPageTokens, kv_dim, a.terms)));
+                    Scratch::Bytes<float>(LinearTermsScratch(kPageTokens, kv_dim, a.terms)) + Scratch::Bytes<float>(TransposedKeyFloats(a)) +
+                    Scratch::Bytes<float>(a.nope));
+    float* transposed = scratch.Take<float>(TransposedKeyFloats(a));
+    float* key_row = scratch.Take<float>(a.nope);
     float* expanded = scratch.Take<float>(kPageTokens * kv_dim);
     bf16* keys_values = scratch.Take<bf16>(kPageTokens * (key_dim + value_dim));
     SoftmaxState* states = scratch.Take<SoftmaxState>(kQueryBlock);
@@ -124,11 +145,13 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
       WriteQuery(high, high + a.heads * head_dim, a, queries + i * (key_dim + a.rope_dim));
     }
 
-    const WeightView kv_b = a.kv_b.Rows(head * kv_dim, kv_dim);
+    const WeightView keys = KeyRows(a, head, transposed, key_row);
+    const WeightView values = ValueRows(a, head);
     for (int64_t page_begin = 0; page_begin < end_position; page_begin += kPageTokens) {
       const int64_t filled = std::min(kPageTokens, end_position - page_begin);
       const bf16* cached = a.kv->rows(sequence.pages[page_begin / kPageTokens], a.layer);
-      LinearTerms(kernels_.gemm, kv_b, cached, term_elements, filled, a.terms, expanded, kv_dim, 0, kv_dim, products);
+      LinearTerms(kernels_.gemm, keys, cached, term_elements, filled, a.terms, expanded, kv_dim, 0, a.nope, products);
+      LinearTerms(kernels_.gemm, values, cached, term_elements, filled, a.terms, expanded + a.nope, kv_dim, 0, a.v_dim, products);
       for (int64_t j = 0; j < filled; ++j) {
         WriteKeyValue(kernels_, expanded + j * kv_dim, cached + j * row_elements + a.rank, a, keys_values + j * (key_dim + value_dim));
       }
@@ -201,14 +224,20 @@ void HostOps::AttendAbsorbed(const MlaAttentionArgs& a) {
     for (int64_t h = 0; h < heads; ++h) {
       const bf16* q = a.q + (row.row * a.terms * a.heads + first_head + h) * head_dim;
       const bf16* q_low = q + a.heads * head_dim;
-      const WeightView keys = a.kv_b.Rows((first_head + h) * kv_dim, a.nope);
-      kernels_.linear_transposed(keys, q, absorbed, 0, a.rank);
+      const auto absorb = [&](const bf16* query, float* out_row) {
+        if (a.k_b.data == nullptr) {
+          kernels_.linear_transposed(a.kv_b.Rows((first_head + h) * kv_dim, a.nope), query, out_row, 0, a.rank);
+        } else {
+          kernels_.linear(a.k_b.Rows((first_head + h) * a.rank, a.rank), query, a.nope, 1, out_row, a.rank, 0, a.rank);
+        }
+      };
+      absorb(q, absorbed);
       if (a.terms == 1) {
         kernels_.to_bf16(absorbed, queries + h * a.rank, a.rank);
         std::copy_n(q + a.nope, a.rope_dim, q_rope + h * a.rope_dim);
         continue;
       }
-      kernels_.linear_transposed(keys, q_low, absorbed_low, 0, a.rank);
+      absorb(q_low, absorbed_low);
       for (int64_t i = 0; i < a.rank; ++i) absorbed[i] += absorbed_low[i];
       SplitTerms(kernels_, absorbed, a.rank, a.terms, latent);
       bf16* out = queries + h * query_dim;
@@ -238,8 +267,7 @@ void HostOps::AttendAbsorbed(const MlaAttentionArgs& a) {
       }
       Normalise(states[h], sum, a.rank);
       SplitTerms(kernels_, sum, a.rank, a.terms, latent);
-      LinearTerms(kernels_.linear, a.kv_b.Rows((first_head + h) * kv_dim + a.nope, a.v_dim), latent, a.rank, 1, a.terms, value, a.v_dim, 0, a.v_dim,
-                  products);
+      LinearTerms(kernels_.linear, ValueRows(a, first_head + h), latent, a.rank, 1, a.terms, value, a.v_dim, 0, a.v_dim, products);
       StoreResult(a, value, row.row, first_head + h);
     }
   });

@@ -1,0 +1,41 @@
+// GGUF files: metadata and tensor table of a model in one file or several, every length checked before it is believed.
+// Room: common/formats. May touch: common/base. Threads: any; a plain value once read.
+//
+// Format (ggml's docs/gguf.md): "GGUF", version (2 or 3, little-endian), counts of tensors and of metadata pairs; the pairs (key, type, value); the
+// tensors (name, dimensions innermost first, type, offset); then, from the next multiple of general.alignment, the tensors' bytes. A split model's
+// files are named -00001-of-0000N.gguf; each holds some of the tensors, the first one all metadata.
+#pragma once
+
+#include <cstdint>
+#include <map>
+#include <string>
+#include <string_view>
+#include <variant>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/formats/safetensors.h"
+
+namespace hearth {
+
+// Strings and numbers of any width. Arrays (token lists and the like) are walked over and leave their length.
+struct GgufArray {
+  uint64_t length = 0;
+  friend bool operator==(const GgufArray&, const GgufArray&) = default;
+};
+using GgufValue = std::variant<int64_t, uint64_t, double, bool, std::string, GgufArray>;
+
+struct GgufModel {
+  std::vector<CheckpointFile> files;
+  std::map<std::string, GgufValue, std::less<>> metadata;
+  // By GGUF's own names. Shapes outermost first; dtype kInvalid for a type that Hearth does not compute with, dtype_name says which.
+  std::map<std::string, CheckpointTensor, std::less<>> tensors;
+};
+
+// `path`: the file, or any file of a split model. Errors name file, byte and remedy: NotFound for missing parts, DataLoss for what is cut short,
+// InvalidArgument for what is no GGUF of a known version or contradicts itself.
+absl::StatusOr<GgufModel> ReadGguf(const std::string& path);
+
+bool IsGgufPath(std::string_view path);
+
+}  // namespace hearth
