@@ -81,14 +81,15 @@ class CpuExpertEngine : public ExpertEngine {
   absl::Status TakeWorkspace(const ExpertsArgs& args);
   void GatherInputs(const ExpertsArgs& args);
   void MakeTasks(const ExpertsArgs& args);
-  void Work(const ExpertsArgs& args, int worker);
+  void Work(const ExpertsArgs& args, int worker, bool alone);
   void RunTask(const ExpertsArgs& args, Shard& shard, int64_t task, int worker);
   void GateUp(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block, int worker);
   void Down(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block, int worker);
   void Sum(const ExpertsArgs& args, int64_t task, int worker);
 
   // y [count, rows of w]
-  void Multiply(Form form, const WeightView& w, const bf16* x, int64_t ldx, int64_t count, int terms, float* y, int64_t ldy, float* scratch) {
+  void Multiply(Form form, WeightView w, const bf16* x, int64_t ldx, int64_t count, int terms, float* y, int64_t ldy, float* scratch) {
+    w.fetch_ahead = device_.fetch_ahead();
     const int64_t at_once = TokensAtOnce(form, count, terms);
     for (int64_t m = 0; m < count; m += at_once) {
       LinearTerms(ProductOf(kernels_, form), w, x + m * terms * ldx, ldx, std::min(at_once, count - m), terms, y + m * ldy, ldy, 0, w.rows, scratch);
@@ -107,7 +108,7 @@ class CpuExpertEngine : public ExpertEngine {
   std::vector<int32_t> pair_of_;       // [tokens, top_k]
   std::vector<Shard> shards_;
   std::unique_ptr<TaskBoard> sum_board_;
-  std::atomic<int64_t> down_left_{0};  // over all shards; the task that takes it to zero releases the sums
+  std::atomic<int32_t> down_left_{0};  // over all shards; the task that takes it to zero releases the sums
   int64_t sum_tasks_ = 0;
   Buffer workspace_;
   bf16* gathered_ = nullptr;  // [pairs, terms, hidden]
@@ -126,8 +127,9 @@ absl::Status CpuExpertEngine::RunTokens(const ExpertsArgs& args) {
   if (status.ok()) {
     GatherInputs(args);
     const int64_t work = args.m * args.top_k * 3 * args.hidden * args.intermediate;
+    const bool alone = work < device_.parallel_work_min() || pool_.num_threads() == 1;
     MakeTasks(args);
-    pool_.Run(work >= device_.parallel_work_min(), [&](int worker) { Work(args, worker); });
+    pool_.Run(!alone, [&](int worker) { Work(args, worker, alone); });
   }
   for (int64_t s = 0; s < args.num_shards; ++s) {
     for (const Chosen& chosen : chosen_) args.source->Release(args.layer, chosen.expert, s);
@@ -202,7 +204,7 @@ void CpuExpertEngine::GatherInputs(const ExpertsArgs& args) {
 void CpuExpertEngine::MakeTasks(const ExpertsArgs& args) {
   const int64_t experts = static_cast<int64_t>(chosen_.size());
   const int threads = std::max(1, pool_.num_threads() / static_cast<int>(std::min<int64_t>(pool_.num_pools(), args.num_shards)));
-  int64_t down_tasks = 0;
+  int32_t down_tasks = 0;
   for (Shard& shard : shards_) {
     if (shard.rows == 0) {
       shard.board->Reset(0);
@@ -219,27 +221,33 @@ void CpuExpertEngine::MakeTasks(const ExpertsArgs& args) {
     for (int64_t i = 0; i < experts; ++i) shard.gate_up_left[i].store(static_cast<int32_t>(shard.gate_up_blocks), std::memory_order_relaxed);
     shard.board->Reset(experts * (shard.gate_up_blocks + shard.down_blocks));
     shard.board->Publish(0, static_cast<int32_t>(experts * shard.gate_up_blocks));
-    down_tasks += experts * shard.down_blocks;
+    down_tasks += static_cast<int32_t>(experts * shard.down_blocks);
   }
   sum_tasks_ = args.m * CeilDiv(args.hidden, kSumStep);
   sum_board_->Reset(sum_tasks_);
   down_left_.store(down_tasks, std::memory_order_relaxed);
 }
 
-// A thread serves the shards of its own pool, then helps the others to their end, then sums.
-void CpuExpertEngine::Work(const ExpertsArgs& args, int worker) {
-  const int64_t num_shards = static_cast<int64_t>(shards_.size());
-  const int pool = pool_.pool_of(worker);
-  for (const bool own : {true, false}) {
-    for (int64_t s = 0; s < num_shards; ++s) {
-      if ((s % pool_.num_pools() == pool) != own) continue;
-      Shard& shard = shards_[static_cast<size_t>(s)];
-      for (int32_t task = shard.board->Claim(pool_.spins()); task >= 0; task = shard.board->Claim(pool_.spins())) {
-        RunTask(args, shard, task, worker);
-      }
+// A thread serves the shards of its own pool, which lie on its own node, and no others: what it read across nodes would take the bandwidth that the
+// other node's threads use up already. Then it sums. The caller does not leave before all shards are through: until then the other pools' threads may
+// still be on their way.
+void CpuExpertEngine::Work(const ExpertsArgs& args, int worker, bool alone) {
+  const int64_t spin_ns = pool_.spin_ns();
+  // Fewer pools than shards share them out; more share them.
+  const int num_shards = static_cast<int>(shards_.size());
+  const int turns = std::min(pool_.num_pools(), num_shards);
+  for (int s = 0; s < num_shards; ++s) {
+    if (!alone && s % turns != pool_.pool_of(worker) % turns) continue;
+    Shard& shard = shards_[static_cast<size_t>(s)];
+    for (int32_t task = shard.board->Claim(spin_ns); task >= 0; task = shard.board->Claim(spin_ns)) RunTask(args, shard, task, worker);
+  }
+  if (worker == 0) {
+    int32_t left = down_left_.load(std::memory_order_acquire);
+    for (Spin spin(spin_ns); left > 0; left = down_left_.load(std::memory_order_acquire)) {
+      if (!spin.Again()) down_left_.wait(left, std::memory_order_acquire);
     }
   }
-  for (int32_t task = sum_board_->Claim(pool_.spins()); task >= 0; task = sum_board_->Claim(pool_.spins())) Sum(args, task, worker);
+  for (int32_t task = sum_board_->Claim(spin_ns); task >= 0; task = sum_board_->Claim(spin_ns)) Sum(args, task, worker);
 }
 
 void CpuExpertEngine::RunTask(const ExpertsArgs& args, Shard& shard, int64_t task, int worker) {
@@ -254,7 +262,11 @@ void CpuExpertEngine::RunTask(const ExpertsArgs& args, Shard& shard, int64_t tas
   }
   const int64_t down_task = task - gate_up_tasks;
   Down(args, shard, down_task / shard.down_blocks, down_task % shard.down_blocks, worker);
-  if (down_left_.fetch_sub(1, std::memory_order_acq_rel) == 1) sum_board_->Publish(0, static_cast<int32_t>(sum_tasks_));
+  // Sequentially consistent, as notify wants it (task_board.h).
+  if (down_left_.fetch_sub(1, std::memory_order_seq_cst) == 1) {
+    down_left_.notify_all();
+    sum_board_->Publish(0, static_cast<int32_t>(sum_tasks_));
+  }
 }
 
 void CpuExpertEngine::GateUp(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block, int worker) {

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <random>
 
@@ -50,7 +51,7 @@ class FakeSource : public ExpertSource {
     return {.count = rows, .gate = view(record.gate, rows, kHidden), .up = view(record.up, rows, kHidden), .down = view(record.down, kHidden, rows)};
   }
   void Release(int64_t, int64_t, int64_t) override { --held_; }
-  int64_t held() const { return held_; }
+  int64_t held() const { return held_.load(); }
 
  private:
   struct Record {
@@ -59,7 +60,7 @@ class FakeSource : public ExpertSource {
   };
   std::vector<int64_t> shard_rows_;
   std::vector<Record> records_;
-  int64_t held_ = 0;
+  std::atomic<int64_t> held_{0};
 };
 
 struct Tokens {
@@ -183,6 +184,61 @@ INSTANTIATE_TEST_SUITE_P(Shards, ExpertEngine,
                          [](const auto& info) {
                            return "Rows" + std::to_string(info.param[0]) + (info.param.size() > 1 ? "And" + std::to_string(info.param[1]) : "");
                          });
+
+// Each pool serves its own shards alone, so the caller's has to wait for threads that are late to wake: more threads than cores, pauses in which
+// they fall asleep, more shards than pools and more pools than shards.
+TEST(CpuExpertEngine, APoolWaitsForTheOthersAndNeverForGood) {
+  const Tokens tokens(1);
+  for (const std::vector<int64_t>& rows : {std::vector<int64_t>{128, 128}, {128, 0, 64, 128}, {128}}) {
+    FakeSource source(rows);
+    std::vector<float> first;
+    for (const auto& [threads, pools] : {std::pair(1, 1), std::pair(2, 2), std::pair(5, 2), std::pair(8, 4), std::pair(3, 3)}) {
+      auto device = MakeHostDevice({.num_threads = threads, .num_pools = pools, .parallel_work_min = 0, .spin_ns = 0});
+      ASSERT_TRUE(device.ok()) << device.status();
+      auto stream = (*device)->MakeStream("s");
+      for (int round = 0; round < 100; ++round) {
+        std::vector<float> out(kHidden, -1.0f);
+        (*device)->ops().Experts(*stream, Args(Form::kDecode, source, tokens, 0, 1, out.data()));
+        if (first.empty()) first = out;
+        ASSERT_EQ(out, first) << threads << " threads in " << pools << " pools, " << rows.size() << " shards";
+      }
+    }
+  }
+}
+
+TEST(CpuExpertEngine, StreamsOfTwoActorsTakeTurns) {
+  FakeSource source({128, 128});
+  auto device = MakeHostDevice({.num_threads = 3, .num_pools = 2, .parallel_work_min = 0});
+  ASSERT_TRUE(device.ok());
+  const auto run = [&](const Tokens& tokens) {
+    auto stream = (*device)->MakeStream("s");
+    std::vector<float> out(static_cast<size_t>(tokens.m * kHidden));
+    (*device)->ops().Experts(*stream, Args(Form::kDecode, source, tokens, 0, tokens.m, out.data()));
+    return out;
+  };
+  const Tokens six(6), two(2);
+  const std::vector<float> of_six = run(six), of_two = run(two);
+  auto other = (*device)->Spawn("other", [&] {
+    for (int round = 0; round < 50; ++round) EXPECT_EQ(run(two), of_two);
+  });
+  for (int round = 0; round < 50; ++round) EXPECT_EQ(run(six), of_six);
+}
+
+// A hint moves no bit.
+TEST(CpuExpertEngine, FetchingAheadOrNotIsTheSame) {
+  FakeSource source({384});
+  const Tokens tokens(3);
+  for (const Isa isa : SupportedIsas()) {
+    auto device = MakeHostDevice({.isa = isa, .num_threads = 2});
+    ASSERT_TRUE(device.ok());
+    auto stream = (*device)->MakeStream("s");
+    std::vector<float> with(3 * kHidden), without(with.size());
+    (*device)->ops().Experts(*stream, Args(Form::kDecode, source, tokens, 0, 3, with.data()));
+    (*device)->SetFetchAhead(false);
+    (*device)->ops().Experts(*stream, Args(Form::kDecode, source, tokens, 0, 3, without.data()));
+    EXPECT_EQ(with, without) << IsaName(isa);
+  }
+}
 
 TEST(CpuExpertEngine, LongPromptsGoInPartsOfTheSameBits) {
   FakeSource source({128});

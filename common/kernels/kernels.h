@@ -39,6 +39,7 @@ struct WeightView {
   const float* scales = nullptr;
   int64_t scale_stride = 0;
   int64_t scale_row0 = 0;
+  bool fetch_ahead = true;  // `linear` fetches the next rows in software while it computes; moves time, never a bit of the result
 
   // Rows [begin, begin + count).
   WeightView Rows(int64_t begin, int64_t count) const {

@@ -9,6 +9,7 @@
 #include <fstream>
 
 #include "common/base/hash.h"
+#include "common/numa/page_survey.h"
 #include "common/numa/placement.h"
 #include "common/numa/topology.h"
 
@@ -183,6 +184,79 @@ TEST(Placement, PagesOfThisMachineAreSeen) {
   if (prefer.note().empty()) {
     EXPECT_EQ(pages->at(node), 16u);
   }
+}
+
+// Memory of this process, 32 MB that begin on a huge page.
+class Mapped {
+ public:
+  explicit Mapped(int advice) {
+    map_ = mmap(nullptr, kBytes + kHuge, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    EXPECT_NE(map_, MAP_FAILED);
+    data_ = reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(map_) + kHuge - 1) / kHuge * kHuge);
+    advised_ = madvise(data_, kBytes, advice) == 0;
+    for (uint64_t i = 0; i < kBytes; i += kHuge) data_[i] = 1;
+  }
+  ~Mapped() { munmap(map_, kBytes + kHuge); }
+  static constexpr uint64_t kHuge = 2 << 20, kBytes = 32 << 20;
+  PlacedMemory On(int node) const { return {data_, kBytes, node}; }
+  bool advised() const { return advised_; }
+
+ private:
+  void* map_;
+  uint8_t* data_;
+  bool advised_;
+};
+
+// Two real nodes, as far as the survey can tell: the second has memory that nothing lies on.
+Topology TwoNodes() {
+  Topology topology = DiscoverTopology();
+  if (topology.nodes[0].memory_bytes == 0) topology.nodes[0].memory_bytes = 1;
+  NumaNode other = topology.nodes[0];
+  other.id = topology.nodes.back().id + 1;
+  topology.nodes.push_back(other);
+  return topology;
+}
+
+TEST(PageSurvey, CountsPagesOnAnotherNodeThanWasMeant) {
+  const Mapped memory(MADV_NOHUGEPAGE);
+  const Topology topology = TwoNodes();
+  const PlacedMemory right = memory.On(topology.nodes[0].id);
+  const PageSurvey good = SurveyPages({&right, 1}, topology, 1000);
+  EXPECT_EQ(good.looked_at, 16u) << "one place every 2 MB";
+  if (good.nodes_asked == 0) GTEST_SKIP() << good.node_note;
+  if (DiscoverTopology().nodes.size() > 1) GTEST_SKIP() << "where the kernel puts memory is its choice on this machine";
+  EXPECT_EQ(good.NodesToString(), "0 of 16 looked at (0%)");
+  const PlacedMemory both[] = {right, memory.On(topology.nodes.back().id)};
+  const PageSurvey half = SurveyPages(both, topology, 8);
+  EXPECT_EQ(half.NodesToString(), "4 of 8 looked at (50%)");
+}
+
+TEST(PageSurvey, OneNodeAndAPretendedTopologyNeedNoAsking) {
+  const Mapped memory(MADV_NOHUGEPAGE);
+  Topology one = DiscoverTopology();
+  one.nodes.resize(1);
+  const PlacedMemory placed = memory.On(5);
+  EXPECT_EQ(SurveyPages({&placed, 1}, one, 8).NodesToString(), "0: the machine has one NUMA node");
+  const absl::StatusOr<Topology> pretended = PretendTopology(TwoNodes(), 3);
+  ASSERT_TRUE(pretended.ok());
+  const PageSurvey survey = SurveyPages({&placed, 1}, *pretended, 8);
+  EXPECT_EQ(survey.wrong_node, 0u);
+  EXPECT_THAT(survey.NodesToString(), HasSubstr("pretended"));
+  const PlacedMemory little = {placed.data, 4096, 0};
+  EXPECT_THAT(SurveyPages({&little, 1}, one, 8).SizesToString(), HasSubstr("less than 2 MB"));
+}
+
+TEST(PageSurvey, TellsSmallPagesFromHugeOnes) {
+  const Topology topology = DiscoverTopology();
+  const Mapped small(MADV_NOHUGEPAGE);
+  if (!small.advised()) GTEST_SKIP() << "this kernel has no transparent huge pages";
+  const PlacedMemory in_small = small.On(0);
+  EXPECT_EQ(SurveyPages({&in_small, 1}, topology, 100).SizesToString(), "2 MB 0%, 4 KB 100%");
+  const Mapped huge(MADV_HUGEPAGE);
+  const PlacedMemory in_huge = huge.On(0);
+  const PageSurvey survey = SurveyPages({&in_huge, 1}, topology, 100);
+  if (survey.huge == 0) GTEST_SKIP() << "this kernel made no huge pages";
+  EXPECT_EQ(survey.SizesToString(), "2 MB 100%, 4 KB 0%");
 }
 
 }  // namespace

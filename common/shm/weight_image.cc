@@ -39,6 +39,7 @@ class MappedImage : public WeightImage {
     for (const SegmentRow& segment : manifest_.segments) bytes.push_back(segment.used_bytes);
     return bytes;
   }
+  const uint8_t* segment_data(int64_t shard) const override { return segments_[static_cast<size_t>(shard)].body(); }
 
   absl::StatusOr<ImageTensor> Tensor(std::string_view name) const override {
     const auto it = by_name_.find(Sv(name));

@@ -74,6 +74,7 @@ class WeightImage {
   virtual int64_t num_shards() const = 0;
   virtual uint64_t total_bytes() const = 0;
   virtual std::vector<uint64_t> segment_bytes() const = 0;
+  virtual const uint8_t* segment_data(int64_t shard) const = 0;  // segment_bytes()[shard] of them
 
   virtual absl::StatusOr<ImageTensor> Tensor(std::string_view name) const = 0;  // NotFound names the tensor
   virtual absl::StatusOr<ImageExpert> Expert(int64_t layer, int64_t expert, int64_t shard) const = 0;

@@ -220,6 +220,7 @@ grpc::ServerUnaryReactor* ContinueService::Status(grpc::CallbackServerContext* c
     response->set_step_ms_p50(stats.step_ms_p50);
     response->set_step_ms_p99(stats.step_ms_p99);
     response->set_steps_total(stats.steps_total);
+    ready->memory.Tell(*response->mutable_memory());
     for (const StepOrderTimes& times : stats.step_orders) {
       v1::WorkerStatus::StepOrder& order = *response->add_step_orders();
       order.set_rows(static_cast<int32_t>(times.rows));

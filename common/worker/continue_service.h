@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "common/base/hash.h"
+#include "common/worker/memory_facts.h"
 #include "common/worker/stream_loop.h"
 #include "hearth/v1/worker.grpc.pb.h"
 
@@ -30,6 +31,7 @@ class ContinueService : public v1::Worker::CallbackService {
     Hash128 generation;
     std::string device;
     std::string numerics;
+    MemoryFacts memory;
     std::vector<std::string> notes;
   };
   void SetReady(Ready ready);

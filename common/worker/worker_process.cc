@@ -21,6 +21,7 @@
 #include "common/shm/kv_pool.h"
 #include "common/shm/weight_image.h"
 #include "common/worker/continue_service.h"
+#include "common/worker/memory_facts.h"
 
 namespace hearth {
 namespace {
@@ -32,6 +33,7 @@ struct Engine {
   std::unique_ptr<HostDevice> device;
   std::unique_ptr<Model> model;
   std::shared_ptr<StreamLoop> loop;
+  MemoryFacts facts;
 };
 
 // What the signal thread and the store client's thread say to the main thread and its loop. Shared, since the signal thread outlives main.
@@ -62,11 +64,10 @@ absl::StatusOr<std::optional<Isa>> ChosenIsa(const std::string& name) {
 
 // Where the threads of each shard's pool run: on the node that holds the shard. On a machine of one node nothing is pinned, since prefill and
 // decode share its cores.
-std::vector<std::vector<int>> CpusOfShards(int64_t num_shards) {
-  const Topology topology = DiscoverTopology();
+std::vector<std::vector<int>> CpusOfShards(const Topology& topology, const std::vector<ShardHome>& homes) {
   std::vector<std::vector<int>> cpus;
   if (topology.nodes.size() < 2) return cpus;
-  for (const ShardHome& home : PlaceShards(topology, static_cast<int>(num_shards))) cpus.push_back(home.cpus);
+  for (const ShardHome& home : homes) cpus.push_back(home.cpus);
   return cpus;
 }
 
@@ -77,13 +78,22 @@ absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo
   ASSIGN_OR_RETURN(engine.image, WeightImage::Attach(place, generation));
   ASSIGN_OR_RETURN(engine.kv, KvPool::Attach(place, generation));
   ASSIGN_OR_RETURN(const ModelConfig model_config, ParseModelConfig(engine.image->config_json(), engine.image->generation_config_json()));
+  const Topology topology = DiscoverTopology();
+  const std::vector<ShardHome> homes = PlaceShards(topology, static_cast<int>(engine.image->num_shards()));
+  engine.facts.pages = SurveyImage(*engine.image, topology, homes);  // before anything else reads it
   ASSIGN_OR_RETURN(engine.device, MakeHostDevice({.isa = isa,
                                                   .num_threads = static_cast<int>(kind.threads(config)),
                                                   .num_pools = static_cast<int>(engine.image->num_shards()),
-                                                  .cpus = CpusOfShards(engine.image->num_shards()),
+                                                  .cpus = CpusOfShards(topology, homes),
                                                   .activation_terms = static_cast<int>(config.activation_terms)}));
   ASSIGN_OR_RETURN(engine.model, Model::Bind(model_config, engine.image, *engine.device));
   RETURN_IF_ERROR(CheckFits(engine.kv->geometry(), engine.model->kv_geometry()));
+  // Fetching ahead is the decode kernels' affair.
+  if (std::string_view(kind.kind) == "decode") {
+    ASSIGN_OR_RETURN(engine.facts.fetch_ahead, ProbeImage(engine.image, model_config, *engine.device));
+    spdlog::info("prefetch: {}", engine.facts.fetch_ahead->ToString());
+  }
+  spdlog::info("image pages: {}; on the wrong node: {}", engine.facts.pages.SizesToString(), engine.facts.pages.NodesToString());
   engine.loop = kind.make_loop(*engine.device, *engine.model, *engine.kv, store, kind.options(config));
   return engine;
 }
@@ -167,7 +177,7 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   control->SetLoop(engine->loop);
   if (StopRequested() || control->lost.load()) engine->loop->Stop();
   if (control->drain.load()) engine->loop->Drain();
-  service.SetReady({engine->loop, *generation, engine->device->caps().description, engine->device->caps().numerics, {}});
+  service.SetReady({engine->loop, *generation, engine->device->caps().description, engine->device->caps().numerics, engine->facts, {}});
   spdlog::info("ready: generation {}, {}, {} after start", generation->ToHex().substr(0, 8), engine->device->caps().description,
                HumanDuration(static_cast<double>(MonotonicNowNs() - started_ns) / 1e9));
   NotifyStatus("serving");

@@ -140,6 +140,16 @@ void PrintStepOrders(const Node& node, std::ostream& out) {
   }
 }
 
+void PrintMemory(const Node& node, std::ostream& out) {
+  for (const auto& [name, w] : node.workers) {
+    if (!w.ok() || !w->has_memory()) continue;
+    const v1::WorkerStatus::Memory& memory = w->memory();
+    if (!memory.prefetch().empty()) out << name << " prefetch: " << memory.prefetch() << "\n";
+    out << name << " image pages: " << memory.page_sizes() << "\n";
+    out << name << " pages on the wrong node: " << memory.wrong_node() << "\n";
+  }
+}
+
 void PrintRouter(const v1::RouterStatus& r, std::ostream& out) {
   out << absl::StrFormat("\nRequests: %d queued, %d in prefill, %d in decode; %d in all, %d failed, %d cancelled, %d resumed\n", r.queued(),
                          r.prefilling(), r.decoding(), r.requests_total(), r.requests_failed(), r.requests_cancelled(), r.resumes_total());
@@ -195,6 +205,7 @@ int Status(const std::string& config_path, bool as_json) {
     if (node.store.ok()) PrintStore(*node.store, std::cout);
     PrintWork(node, std::cout);
     PrintStepOrders(node, std::cout);
+    PrintMemory(node, std::cout);
     if (node.router.ok()) PrintRouter(*node.router, std::cout);
   }
   bool all = node.store.ok() && node.router.ok() && node.router->ready();

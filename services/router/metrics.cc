@@ -67,6 +67,16 @@ struct Metrics::Families {
                                                                   .Register(registry);
   prometheus::Family<prometheus::Gauge>& step_order_chosen =
       prometheus::BuildGauge().Name("hearth_step_order_chosen").Help("1: the order that steps of so many rows take").Register(registry);
+  prometheus::Family<prometheus::Gauge>& prefetch_rate =
+      prometheus::BuildGauge().Name("hearth_prefetch_bytes_per_second").Help("Experts read with and without software prefetch").Register(registry);
+  prometheus::Family<prometheus::Gauge>& prefetch_on =
+      prometheus::BuildGauge().Name("hearth_prefetch_on").Help("1: the decode kernels prefetch in software").Register(registry);
+  prometheus::Family<prometheus::Gauge>& image_pages = prometheus::BuildGauge()
+                                                           .Name("hearth_image_pages_looked_at")
+                                                           .Help("Places of the image looked at, by the size of their page")
+                                                           .Register(registry);
+  prometheus::Family<prometheus::Gauge>& wrong_node =
+      prometheus::BuildGauge().Name("hearth_image_pages_wrong_node").Help("Of them, on another NUMA node than was meant").Register(registry);
   prometheus::Counter& accepted = Count("hearth_requests_accepted_total", "Requests taken in");
   prometheus::Counter& prompt_tokens = Count("hearth_prompt_tokens_total", "Tokens of accepted prompts");
   prometheus::Counter& cached_tokens = Count("hearth_cached_tokens_total", "Prompt tokens served from published pages");
@@ -167,6 +177,17 @@ void Metrics::OnResume() {
 void Metrics::OnHttpAnswer(int status) { families_->http.Add({{"code", std::to_string(status)}}).Increment(); }
 
 void Metrics::OnWorkerStatus(const std::string& worker, const v1::WorkerStatus& status) {
+  if (status.has_memory()) {
+    const v1::WorkerStatus::Memory& memory = status.memory();
+    families_->image_pages.Add({{"worker", worker}, {"page", "2MB"}}).Set(static_cast<double>(memory.pages_huge()));
+    families_->image_pages.Add({{"worker", worker}, {"page", "4KB"}}).Set(static_cast<double>(memory.pages_looked_at() - memory.pages_huge()));
+    families_->wrong_node.Add({{"worker", worker}}).Set(static_cast<double>(memory.pages_wrong_node()));
+    if (!memory.prefetch().empty()) families_->prefetch_on.Add({{"worker", worker}}).Set(memory.prefetch_on() ? 1 : 0);
+    if (memory.prefetch_on_gb_per_s() > 0) {
+      families_->prefetch_rate.Add({{"worker", worker}, {"prefetch", "on"}}).Set(memory.prefetch_on_gb_per_s() * 1e9);
+      families_->prefetch_rate.Add({{"worker", worker}, {"prefetch", "off"}}).Set(memory.prefetch_off_gb_per_s() * 1e9);
+    }
+  }
   for (const v1::WorkerStatus::StepOrder& order : status.step_orders()) {
     const std::pair<const char*, double> measured[] = {{"joint", order.joint_ms()}, {"plain", order.plain_ms()}, {"alternate", order.alternate_ms()}};
     for (const auto& [name, ms] : measured) {

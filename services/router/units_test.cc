@@ -278,6 +278,27 @@ TEST(MetricsTest, WorkersOrdersOfAStepAreGauges) {
   EXPECT_NE(text.find(line("hearth_step_order_chosen", "joint", "0")), std::string::npos) << text;
 }
 
+TEST(MetricsTest, WhatAWorkerFoundOutIsGauges) {
+  v1::WorkerStatus status;
+  v1::WorkerStatus::Memory& memory = *status.mutable_memory();
+  memory.set_prefetch("on (34.1 against 28.0 GB/s)");
+  memory.set_prefetch_on(true);
+  memory.set_prefetch_on_gb_per_s(34.5);
+  memory.set_prefetch_off_gb_per_s(28);
+  memory.set_pages_looked_at(100);
+  memory.set_pages_huge(92);
+  memory.set_pages_wrong_node(3);
+  Metrics metrics;
+  metrics.OnWorkerStatus("decode.0", status);
+  const std::string text = metrics.Exposition();
+  for (const char* line :
+       {"hearth_prefetch_on{worker=\"decode.0\"} 1\n", "hearth_prefetch_bytes_per_second{prefetch=\"on\",worker=\"decode.0\"} 34500000000\n",
+        "hearth_image_pages_looked_at{page=\"2MB\",worker=\"decode.0\"} 92\n", "hearth_image_pages_looked_at{page=\"4KB\",worker=\"decode.0\"} 8\n",
+        "hearth_image_pages_wrong_node{worker=\"decode.0\"} 3\n"}) {
+    EXPECT_NE(text.find(line), std::string::npos) << line << text;
+  }
+}
+
 TEST(MetricsTest, PercentilesByNearestRank) {
   RecentValues values;
   EXPECT_EQ(values.Percentile(0.5), 0);

@@ -1,6 +1,6 @@
 // The forward pass on the host device: decode at batch 1, 2, 4, 6 behind a context, beside a plain read of the very weights that the step read (what a
 // step can't be faster than), and prefill in one pass, beside the cores' BF16 peak. Medians.
-// Usage: forward_bench [MODEL_DIR] [--threads N] [--isa NAME] [--terms 1|2] [--shards S] [--context N] [--steps N] [--prefill N] [--batch N]
+// Usage: forward_bench [MODEL_DIR] [--threads N] [--isa NAME] [--terms 1|2] [--spin-us N] [--shards S] [--context N] [--steps N] [--prefill N] [--batch N]
 //        [--overlap joint|plain|alternate|auto]   auto compares the orders of a step in turn, 24 steps long
 // MODEL_DIR: a Hugging Face directory, loaded into an image first; fable-moe of the source tree if absent. Never run by ctest.
 #include <algorithm>

@@ -85,6 +85,8 @@ bool TakeDeviceFlag(std::string_view name, const char* value, HostDeviceOptions*
     options->num_threads = std::atoi(value);
   } else if (name == "--terms") {
     options->activation_terms = std::atoi(value);
+  } else if (name == "--spin-us") {
+    options->spin_ns = 1000 * std::atol(value);
   } else if (name == "--isa") {
     options->isa = IsaFromName(value);
     return options->isa.has_value();

@@ -45,7 +45,7 @@ class StepsBesideReads {
   std::vector<double> seconds_, bytes_, read_rates_, ratios_;
 };
 
-// --threads, --terms and --isa, which every bench of a host device has; false for other names and for values that mean nothing.
+// --threads, --terms, --spin-us and --isa, which every bench of a host device has; false for other names and for values that mean nothing.
 bool TakeDeviceFlag(std::string_view name, const char* value, HostDeviceOptions* options);
 
 }  // namespace hearth

@@ -1,5 +1,7 @@
 // The MoE step alone: routed experts of one layer out of DRAM at batch 1..8, against a plain read of the same experts' bytes by the same threads, the two
-// in turn. Usage: moe_bench [--experts N] [--top-k K] [--hidden H] [--intermediate I] [--threads N] [--terms 1|2] [--isa NAME] [--rounds R]
+// in turn. Usage: moe_bench [--experts N] [--top-k K] [--hidden H] [--intermediate I] [--threads N|each] [--terms 1|2] [--spin-us N] [--isa NAME]
+//                          [--rounds R] [--fetch-ahead 0|1]
+// --threads each: one table for each number of threads from 1 to the machine's, in one run.
 // Defaults are DeepSeek-V3's: 256 experts of 44 MB (11.3 GB), top-8. Never run by ctest.
 #include <sys/mman.h>
 
@@ -22,6 +24,8 @@ namespace {
 
 struct Flags {
   int64_t experts = 256, top_k = 8, hidden = 7168, intermediate = 2048, rounds = 24;
+  bool each_thread_count = false;
+  bool fetch_ahead = true;
   HostDeviceOptions device;
 };
 
@@ -87,14 +91,10 @@ class SyntheticExperts : public ExpertSource {
   uint8_t* data_ = nullptr;
 };
 
-absl::Status Run(const Flags& flags) {
-  ASSIGN_OR_RETURN(auto device, MakeHostDevice(flags.device));
+absl::Status RunTable(const Flags& flags, HostDevice* device, SyntheticExperts& experts) {
   const std::unique_ptr<Stream> stream = device->MakeStream("moe");
-  std::printf("%s\n%ld experts of %ld x %ld, top %ld: filling memory\n", device->caps().description.c_str(), static_cast<long>(flags.experts),
-              static_cast<long>(flags.intermediate), static_cast<long>(flags.hidden), static_cast<long>(flags.top_k));
-  SyntheticExperts experts(device->pool(), flags);
-  std::printf("%.1f GB; medians of %ld rounds, step and plain read in turn\n\n", static_cast<double>(experts.bytes()) * 1e-9,
-              static_cast<long>(flags.rounds));
+  device->SetFetchAhead(flags.fetch_ahead);
+  std::printf("\n%s\n", device->caps().description.c_str());
   std::printf("batch  experts   bytes     step      step      plain read  of the read\n");
   const int terms = flags.device.activation_terms;
   std::mt19937 random(5);
@@ -146,6 +146,27 @@ absl::Status Run(const Flags& flags) {
   return absl::OkStatus();
 }
 
+absl::Status Run(const Flags& flags) {
+  ASSIGN_OR_RETURN(auto device, MakeHostDevice(flags.device));
+  std::printf("%ld experts of %ld x %ld, top %ld: filling memory\n", static_cast<long>(flags.experts), static_cast<long>(flags.intermediate),
+              static_cast<long>(flags.hidden), static_cast<long>(flags.top_k));
+  SyntheticExperts experts(device->pool(), flags);
+  std::printf("%.1f GB; medians of %ld rounds, step and plain read in turn\n", static_cast<double>(experts.bytes()) * 1e-9,
+              static_cast<long>(flags.rounds));
+  const int most = device->pool().num_threads();
+  for (int threads = flags.each_thread_count ? 1 : most; threads <= most; ++threads) {
+    if (threads != device->pool().num_threads()) {
+      HostDeviceOptions options = flags.device;
+      options.num_threads = threads;
+      ASSIGN_OR_RETURN(auto fewer, MakeHostDevice(options));
+      RETURN_IF_ERROR(RunTable(flags, fewer.get(), experts));
+    } else {
+      RETURN_IF_ERROR(RunTable(flags, device.get(), experts));
+    }
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 }  // namespace hearth
 
@@ -162,6 +183,10 @@ int main(int argc, char** argv) {
       flags.hidden = std::atol(value);
     } else if (name == "--intermediate") {
       flags.intermediate = std::atol(value);
+    } else if (name == "--threads" && std::string(value) == "each") {
+      flags.each_thread_count = true;
+    } else if (name == "--fetch-ahead") {
+      flags.fetch_ahead = std::atoi(value) != 0;
     } else if (name == "--rounds") {
       flags.rounds = std::atol(value);
     } else if (!hearth::TakeDeviceFlag(name, value, &flags.device)) {

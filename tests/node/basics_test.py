@@ -142,6 +142,39 @@ def test_operator_commands():
         assert code == 1 and "running" in err, err
 
 
+def test_what_a_worker_found_out_is_told():
+    with Node() as node:
+        memory = {name: w["memory"] for name, w in node.status()["workers"].items()}
+        for name, m in memory.items():
+            assert int(m["pages_looked_at"]) > 0 and int(m["pages_huge"]) <= int(m["pages_looked_at"]), m
+            assert m["page_sizes"].startswith("2 MB ") and m["wrong_node"], m
+        # fable-moe lies in the caches, where reading with and without is equally fast
+        assert memory["decode.0"]["prefetch_on"] and memory["decode.0"]["prefetch"].startswith("on (not measured: "), memory
+        assert memory["prefill.0"]["prefetch"] == "", memory
+        out = node.command("status")[1]
+        for line in ("decode.0 prefetch: on (", "decode.0 image pages: 2 MB ", "decode.0 pages on the wrong node: "):
+            assert line in out, out
+        metrics = node.get("/metrics").body.decode()
+        for gauge in ("hearth_prefetch_on{", "hearth_image_pages_looked_at{", "hearth_image_pages_wrong_node{"):
+            assert gauge in metrics, metrics
+
+
+def cpu_seconds(pid):
+    fields = open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def test_idle_workers_use_no_cpu():
+    with Node() as node:
+        node.completion("Once upon a time", max_tokens=40, ignore_eos=True)
+        wait_for("idle node", node.idle)
+        time.sleep(0.5)
+        before = {name: cpu_seconds(node.pid(name)) for name in ("decode.0", "prefill.0")}
+        time.sleep(3)
+        for name, seconds in before.items():
+            assert cpu_seconds(node.pid(name)) - seconds <= 0.06, name  # beats, status polls and the like
+
+
 def test_every_order_of_a_step_gives_the_same_tokens_and_is_told():
     prompts = [p["ids"][:40] for p in GOLDEN["prompts"] if p["n_tokens"] >= 40][:3] * 2
     answers = {}

@@ -46,8 +46,13 @@ class HostEventCount : public HostSignal {
 
 class HostActor : public Actor {
  public:
-  HostActor(const std::string& name, std::function<void()> body) : thread_(std::move(body)) {
+  HostActor(const std::string& name, std::function<void()> body, const std::vector<int>& cpus) : thread_(std::move(body)) {
     pthread_setname_np(thread_.native_handle(), name.substr(0, 15).c_str());
+    if (cpus.empty()) return;
+    cpu_set_t set;
+    CPU_ZERO(&set);
+    for (const int cpu : cpus) CPU_SET(cpu, &set);
+    pthread_setaffinity_np(thread_.native_handle(), sizeof(set), &set);  // refused: costs speed only
   }
   ~HostActor() override { thread_.join(); }
 
@@ -61,13 +66,6 @@ struct Budget {
   std::atomic<uint64_t> used{0};
 };
 
-int CoresOfThisProcess() {
-  cpu_set_t set;
-  CPU_ZERO(&set);
-  if (sched_getaffinity(0, sizeof(set), &set) != 0) return std::max(1u, std::thread::hardware_concurrency());
-  return std::max(1, CPU_COUNT(&set));
-}
-
 std::string SupportedNames() {
   return absl::StrJoin(SupportedIsas(), " ", [](std::string* out, Isa isa) { absl::StrAppend(out, Sv(IsaName(isa))); });
 }
@@ -77,7 +75,7 @@ class HostDeviceImpl : public HostDevice {
   HostDeviceImpl(const HostDeviceOptions& options, Isa isa, int num_threads)
       : options_(options),
         kernels_(Kernels(isa)),
-        pool_({.num_threads = num_threads, .num_pools = options.num_pools, .cpus = options.cpus}),
+        pool_({.num_threads = num_threads, .num_pools = options.num_pools, .cpus = options.cpus, .spin_ns = options.spin_ns}),
         ops_(pool_, kernels_, options.parallel_work_min),
         budget_(std::make_shared<Budget>()) {
     if (options.memory_budget_bytes != 0) budget_->limit = options.memory_budget_bytes;
@@ -96,6 +94,8 @@ class HostDeviceImpl : public HostDevice {
   ThreadPool& pool() override { return pool_; }
   const KernelTable& kernels() const override { return kernels_; }
   int64_t parallel_work_min() const override { return options_.parallel_work_min; }
+  bool fetch_ahead() const override { return ops_.fetch_ahead(); }
+  void SetFetchAhead(bool on) override { ops_.SetFetchAhead(on); }
   void SetExpertEngine(std::unique_ptr<ExpertEngine> engine) override { ops_.SetExpertEngine(std::move(engine)); }
 
   absl::StatusOr<Buffer> Allocate(size_t bytes) override {
@@ -123,7 +123,10 @@ class HostDeviceImpl : public HostDevice {
 
   std::unique_ptr<Stream> MakeStream(std::string name) override { return std::make_unique<HostStream>(std::move(name)); }
   std::unique_ptr<Event> MakeEvent() override { return std::make_unique<HostEvent>(); }
-  std::unique_ptr<Actor> Spawn(std::string name, std::function<void()> body) override { return std::make_unique<HostActor>(name, std::move(body)); }
+  // An engine's thread is the pool's worker 0 while it runs an op: it belongs where the first pool's threads do.
+  std::unique_ptr<Actor> Spawn(std::string name, std::function<void()> body) override {
+    return std::make_unique<HostActor>(name, std::move(body), options_.cpus.empty() ? std::vector<int>() : options_.cpus[0]);
+  }
   std::unique_ptr<HostSignal> MakeSignal() override { return std::make_unique<HostEventCount>(); }
 
   WaitResult HostWait(HostSignal& signal, uint64_t seen, const WaitLimits& limits) override {

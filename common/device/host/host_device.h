@@ -28,6 +28,7 @@ struct HostDeviceOptions {
   int activation_terms = 1;
   // Multiply-adds under which an op runs on the calling thread alone: waking another costs about 5 us. Moves time, never a bit of the result.
   int64_t parallel_work_min = 128 * 1024;
+  int64_t spin_ns = 50'000;  // how long a pool's thread without work spins before it sleeps (thread_pool.h)
 };
 
 // DeviceCaps::numerics of a host device made with these, for who must name it before it is made.
@@ -41,6 +42,9 @@ class HostDevice : public Device {
   virtual ThreadPool& pool() = 0;
   virtual const KernelTable& kernels() const = 0;
   virtual int64_t parallel_work_min() const = 0;
+  // Whether the decode kernels fetch weights ahead in software: true at first; common/experts/fetch_ahead_probe.h measures it. Between ops only.
+  virtual bool fetch_ahead() const = 0;
+  virtual void SetFetchAhead(bool on) = 0;
   // Who runs the Experts op. Call once, before the first op (MakeHostDevice of common/experts does).
   virtual void SetExpertEngine(std::unique_ptr<ExpertEngine> engine) = 0;
 };

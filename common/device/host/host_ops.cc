@@ -47,6 +47,8 @@ void HostOps::Product(const LinearArgs& a) {
   // Several tasks a thread, so that one late to wake costs little.
   const int64_t wanted = parallel ? CeilDiv(4 * pool_.num_threads(), token_blocks) : 1;
   const int64_t step = CeilDiv(CeilDiv(rows, std::min(wanted, rows)), kRowAlign) * kRowAlign;
+  WeightView w = a.w;
+  w.fetch_ahead = fetch_ahead_;
   // Tokens innermost: a block of weight rows is read once and met by all tokens while it is in cache.
   pool_.ParallelFor(parallel, CeilDiv(rows, step) * token_blocks, [&](int64_t task, int worker) {
     const int64_t row = task / token_blocks * step;
@@ -55,7 +57,7 @@ void HostOps::Product(const LinearArgs& a) {
     const int64_t scratch_floats = LinearTermsScratch(tokens, step, a.terms);
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
     scratch.Reserve(Scratch::Bytes<float>(scratch_floats));
-    LinearTerms(ProductOf(kernels_, a.form), a.w, a.x + token * a.terms * a.ldx, a.ldx, tokens, a.terms, a.y + token * a.ldy, a.ldy, row,
+    LinearTerms(ProductOf(kernels_, a.form), w, a.x + token * a.terms * a.ldx, a.ldx, tokens, a.terms, a.y + token * a.ldy, a.ldy, row,
                 std::min(row + step, rows), scratch.Take<float>(scratch_floats));
   });
 }

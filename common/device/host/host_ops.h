@@ -17,6 +17,8 @@ class HostOps : public Ops {
  public:
   HostOps(ThreadPool& pool, const KernelTable& kernels, int64_t parallel_work_min);
 
+  bool fetch_ahead() const { return fetch_ahead_; }
+  void SetFetchAhead(bool on) { fetch_ahead_ = on; }
   void SetExpertEngine(std::unique_ptr<ExpertEngine> engine) { experts_ = std::move(engine); }
 
   void Embed(Stream& stream, const EmbedArgs& args) override;
@@ -49,6 +51,7 @@ class HostOps : public Ops {
   const int64_t parallel_work_min_;
   std::vector<Scratch> worker_scratch_;  // used inside pool_.Run only
   std::unique_ptr<ExpertEngine> experts_;
+  bool fetch_ahead_ = true;
 };
 
 }  // namespace hearth

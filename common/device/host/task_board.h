@@ -37,18 +37,14 @@ class TaskBoard {
   }
 
   // The next task, or -1 once all have been claimed.
-  int32_t Claim(int spins) {
+  int32_t Claim(int64_t spin_ns) {
     // The counter stops growing at the end, however often the end is asked for.
     if (head_.load(std::memory_order_relaxed) >= total_) return -1;
     const int64_t ticket = head_.fetch_add(1, std::memory_order_relaxed);
     if (ticket >= total_) return -1;
     int32_t task = slots_[ticket].load(std::memory_order_acquire);
-    for (int spin = 0; task == kEmpty; task = slots_[ticket].load(std::memory_order_acquire)) {
-      if (++spin < spins) {
-        CpuRelax();
-      } else {
-        slots_[ticket].wait(kEmpty, std::memory_order_acquire);
-      }
+    for (Spin spin(spin_ns); task == kEmpty; task = slots_[ticket].load(std::memory_order_acquire)) {
+      if (!spin.Again()) slots_[ticket].wait(kEmpty, std::memory_order_acquire);
     }
     return task;
   }

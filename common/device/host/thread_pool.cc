@@ -24,10 +24,17 @@ void NameAndPin(std::thread& thread, const std::string& name, const std::vector<
 
 }  // namespace
 
+int CoresOfThisProcess() {
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  if (sched_getaffinity(0, sizeof(set), &set) != 0) return std::max(1, static_cast<int>(std::thread::hardware_concurrency()));
+  return std::max(1, CPU_COUNT(&set));
+}
+
 ThreadPool::ThreadPool(const Options& options)
     : num_threads_(std::max(1, options.num_threads)),
       num_pools_(std::clamp(options.num_pools, 1, num_threads_)),
-      spins_(static_cast<int>(std::thread::hardware_concurrency()) >= num_threads_ ? 500 : 0),
+      spin_ns_(CoresOfThisProcess() >= num_threads_ ? options.spin_ns : 0),
       cpus_(options.cpus) {
   cpus_.resize(static_cast<size_t>(num_pools_));
   for (int worker = 1; worker < num_threads_; ++worker) {
@@ -58,12 +65,8 @@ void ThreadPool::Run(bool parallel, absl::FunctionRef<void(int worker)> body) {
   body(0);
   // Close the door, then wait for those inside only: a thread that is late to wake is not waited for.
   uint64_t state = state_.fetch_and(~kOpen, std::memory_order_acq_rel) & ~kOpen;
-  for (int spin = 0; (state & kInside) != 0; state = state_.load(std::memory_order_acquire)) {
-    if (++spin < spins_) {
-      CpuRelax();
-    } else {
-      state_.wait(state, std::memory_order_acquire);
-    }
+  for (Spin spin(spin_ns_); (state & kInside) != 0; state = state_.load(std::memory_order_acquire)) {
+    if (!spin.Again()) state_.wait(state, std::memory_order_acquire);
   }
 }
 
@@ -81,13 +84,8 @@ void ThreadPool::Loop(int worker) {
   uint32_t seen = 0;
   while (true) {
     uint32_t job = job_.load(std::memory_order_acquire);
-    for (int spin = 0; job == seen && spin < spins_; ++spin) {
-      CpuRelax();
-      job = job_.load(std::memory_order_acquire);
-    }
-    if (job == seen) {
-      job_.wait(seen, std::memory_order_acquire);
-      continue;
+    for (Spin spin(spin_ns_); job == seen; job = job_.load(std::memory_order_acquire)) {
+      if (!spin.Again()) job_.wait(seen, std::memory_order_acquire);
     }
     seen = job;
     if (stop_.load(std::memory_order_acquire)) return;

@@ -1,6 +1,7 @@
 #include "common/device/host/thread_pool.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <atomic>
 #include <chrono>
@@ -64,6 +65,37 @@ TEST(ThreadPool, CallersTakeTurns) {
   EXPECT_EQ(guarded, 600);
 }
 
+// CPU time of this process, user and system.
+std::chrono::nanoseconds CpuTime() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  const auto of = [](const timeval& t) { return std::chrono::seconds(t.tv_sec) + std::chrono::microseconds(t.tv_usec); };
+  return of(usage.ru_utime) + of(usage.ru_stime);
+}
+
+// Spinning has a budget: who had work a moment ago costs nothing in the second after it.
+TEST(ThreadPool, AnIdlePoolUsesNoCpu) {
+  ThreadPool pool({.num_threads = 4, .num_pools = 2, .spin_ns = 200'000});
+  for (int i = 0; i < 10; ++i) pool.ParallelFor(true, 64, [](int64_t, int) { std::this_thread::yield(); });
+  const auto before = CpuTime();
+  std::this_thread::sleep_for(std::chrono::seconds(1));
+  EXPECT_LT(CpuTime() - before, std::chrono::milliseconds(5));
+}
+
+TEST(ThreadPool, WithFewerCoresThanThreadsNobodySpins) {
+  EXPECT_EQ(ThreadPool({.num_threads = CoresOfThisProcess() + 1}).spin_ns(), 0);
+  EXPECT_EQ(ThreadPool({.num_threads = 1, .spin_ns = 7}).spin_ns(), 7);
+}
+
+TEST(Spin, LastsAsLongAsItsBudget) {
+  Spin none(0);
+  EXPECT_FALSE(none.Again());
+  const auto begin = std::chrono::steady_clock::now();
+  for (Spin spin(2'000'000); spin.Again();) {
+  }
+  EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(2));
+}
+
 TEST(ThreadPool, PoolsAreNeverMoreThanThreads) {
   ThreadPool pool({.num_threads = 2, .num_pools = 8});
   EXPECT_EQ(pool.num_pools(), 2);
@@ -83,7 +115,7 @@ TEST(TaskBoard, TasksReleaseOthersUntilAllHaveRun) {
       board.Reset(kChains * kLength);
       for (int32_t chain = 0; chain < kChains; ++chain) board.Publish(chain * kLength, 1);
       pool.Run(true, [&](int) {
-        for (int32_t task = board.Claim(pool.spins()); task >= 0; task = board.Claim(pool.spins())) {
+        for (int32_t task = board.Claim(pool.spin_ns()); task >= 0; task = board.Claim(pool.spin_ns())) {
           EXPECT_EQ(step[static_cast<size_t>(task / kLength)]++, task % kLength);
           std::this_thread::yield();
           if (task % kLength + 1 < kLength) board.Publish(task + 1, 1);

@@ -230,7 +230,7 @@ void LinearOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, 
     const bf16* xm = x + m0 * ldx;
     float* ym = y + m0 * ldy;
     int64_t row = row_begin;
-    const auto ahead = [&](int64_t rows) { return row + 2 * rows <= row_end ? rows * row_bytes : 0; };
+    const auto ahead = [&](int64_t rows) { return w.fetch_ahead && row + 2 * rows <= row_end ? rows * row_bytes : 0; };
     if (m == 1) {
       for (; row + Path::kRowsOne <= row_end; row += Path::kRowsOne) {
         LinearRows<V, D, Path::kRowsOne, 1>(w, row, xm, ldx, 1, ym, ldy, ahead(Path::kRowsOne));
