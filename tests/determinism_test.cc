@@ -56,6 +56,7 @@ struct Case {
   Isa isa;
   int shards;
   int terms;
+  DType kv_dtype = DType::kBF16;
 };
 
 class Determinism : public ::testing::TestWithParam<Case> {
@@ -68,6 +69,7 @@ class Determinism : public ::testing::TestWithParam<Case> {
                                                     .num_threads = threads,
                                                     .num_pools = GetParam().shards,
                                                     .activation_terms = GetParam().terms,
+                                                    .kv_dtype = GetParam().kv_dtype,
                                                     .parallel_work_min = 0},
                                          .num_shards = GetParam().shards,
                                          .order = order});
@@ -221,6 +223,7 @@ std::vector<Case> Cases() {
       for (const int shards : {1, 2}) {
         cases.push_back({model, isa, shards, 1});
         if (isa != Isa::kScalar) cases.push_back({model, isa, shards, 2});  // slow, and the same code
+        if (shards == 1) cases.push_back({model, isa, 1, isa == Isa::kScalar ? 1 : 2, DType::kF8E4M3});
       }
     }
   }
@@ -229,7 +232,7 @@ std::vector<Case> Cases() {
 
 INSTANTIATE_TEST_SUITE_P(All, Determinism, ::testing::ValuesIn(Cases()), [](const auto& info) {
   return std::string(info.param.model) + "_" + std::string(IsaName(info.param.isa)) + "_" + std::to_string(info.param.shards) + "shards" +
-         (info.param.terms == 1 ? "" : "_2terms");
+         (info.param.terms == 1 ? "" : "_2terms") + (info.param.kv_dtype == DType::kF8E4M3 ? "_kv8" : "");
 });
 
 }  // namespace

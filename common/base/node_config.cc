@@ -37,6 +37,7 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"node", "shm_dir", &c.shm_dir},
       {"node", "log_level", &c.log_level},
       {"node", "activation_terms", &c.activation_terms, 1, 2},
+      {"node", "kv_dtype", &c.kv_dtype},
       {"model", "path", &c.model_path},
       {"model", "name", &c.model_name},
       {"weightstore", "numa_shards", &c.numa_shards, 0, 64},
@@ -112,6 +113,7 @@ absl::Status Validate(NodeConfig& c) {
   if (c.model_path.empty()) return bad("model.path is missing: the Hugging Face directory of the model to serve");
   // Unix socket paths hold at most 107 bytes (sun_path).
   if (c.WorkerSocket("prefill", 15).size() > 107) return bad("node.runtime_dir is too long: its sockets' paths may have at most 107 bytes");
+  if (c.kv_dtype != "bf16" && c.kv_dtype != "fp8") return bad("node.kv_dtype '" + c.kv_dtype + "' is unknown: use bf16 or fp8");
   static const std::set<std::string> kIsas = {"auto", "scalar", "avx2", "avx512", "avx512bf16"};
   if (!kIsas.count(c.isa)) return bad("decode.isa '" + c.isa + "' is unknown: use auto, scalar, avx2, avx512 or avx512bf16");
   static const std::set<std::string> kOverlaps = {"auto", "joint", "plain", "alternate"};

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/base/dtype.h"
 #include "common/base/status.h"
 
 namespace hearth {
@@ -19,6 +20,7 @@ struct NodeConfig {
   std::string log_level = "info";
   // BF16 terms of matrix inputs and KV: 2 keeps 16 bits of mantissa and all expert choices of an F32 run, 1 is plain BF16: faster, half the KV (ADR 0006).
   int64_t activation_terms = 2;
+  std::string kv_dtype = "bf16";  // what the KV pool holds: "bf16" (as many terms as above), or "fp8": a quarter of it by default, for some accuracy
 
   // [model]
   std::string model_path;             // Hugging Face directory; required
@@ -60,6 +62,7 @@ struct NodeConfig {
 
   std::string source_path;  // where it was read from
 
+  DType kv_type() const { return kv_dtype == "fp8" ? DType::kF8E4M3 : DType::kBF16; }
   std::string StoreSocket() const;                                       // unix path
   std::string WorkerSocket(std::string_view kind, int64_t index) const;  // kind: "prefill", "decode"
   std::string RouterAdminSocket() const;

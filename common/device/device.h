@@ -10,6 +10,7 @@
 #include <string>
 #include <string_view>
 
+#include "common/base/dtype.h"
 #include "common/base/status.h"
 
 namespace hearth {
@@ -18,11 +19,12 @@ class Ops;
 
 struct DeviceCaps {
   std::string kind;         // "host", "sim", "cuda"
-  std::string numerics;     // "host/avx512bf16/exact/2": together with the shard count it names what equality of bits holds within (DESIGN section 7)
+  std::string numerics;     // "host/avx512bf16/exact/3": together with the shard count it names what equality of bits holds within (DESIGN section 7)
   std::string description;  // for people: "2 threads, avx512bf16 (supported: scalar avx2 avx512 avx512bf16)"
   uint64_t memory_budget_bytes = 0;
   int num_threads = 1;
-  int activation_terms = 1;  // BF16 terms in which ops hand matrix inputs to each other and keep KV: [rows, terms, n] (ops.h)
+  int activation_terms = 1;       // BF16 terms in which ops hand matrix inputs to each other and keep KV: [rows, terms, n] (ops.h)
+  DType kv_dtype = DType::kBF16;  // or kF8E4M3: the KV pool that ops read and write
 };
 
 // Device memory, freed on destruction. Zero-filled. Move-only.

@@ -35,6 +35,14 @@ double WrittenRows(const KvSequence* sequences, int64_t num_sequences) {
   return written;
 }
 
+// Bytes that a token's cached numbers have in a layer (docs/kv-pool.md).
+double LatentRowBytes(DType dtype, int64_t rank, int64_t rope, int terms) {
+  return static_cast<double>(dtype == DType::kF8E4M3 ? rank + 2 * rope + 4 : 2 * terms * (rank + rope));
+}
+double HeadRowsBytes(DType dtype, int64_t kv_heads, int64_t head_dim, int terms) {
+  return 2.0 * static_cast<double>(kv_heads * (dtype == DType::kF8E4M3 ? head_dim + 4 : 2 * terms * head_dim));
+}
+
 }  // namespace
 
 OpCost& OpCost::operator+=(const OpCost& o) {
@@ -103,8 +111,12 @@ OpCost CostOf(const AddGatedArgs& a) {
 OpCost CostOf(const GatherRowsArgs& a) { return {.flops = 0, .weight_bytes = 0, .activation_bytes = 2 * kF32 * a.m * a.n, .kv_bytes = 0}; }
 
 OpCost CostOf(const MlaWriteKvArgs& a) {
-  const double n = static_cast<double>(a.rank + 2 * a.rope.half) * WrittenRows(a.sequences, a.num_sequences);
-  return {.flops = 4 * n, .weight_bytes = kF32 * a.rank, .activation_bytes = kF32 * n, .kv_bytes = kBf16 * a.terms * n};
+  const double written = WrittenRows(a.sequences, a.num_sequences);
+  const double n = static_cast<double>(a.rank + 2 * a.rope.half) * written;
+  return {.flops = 4 * n,
+          .weight_bytes = kF32 * a.rank,
+          .activation_bytes = kF32 * n,
+          .kv_bytes = written * LatentRowBytes(a.kv_dtype, a.rank, 2 * a.rope.half, a.terms)};
 }
 
 OpCost CostOf(const MlaRopeQueryArgs& a) {
@@ -117,7 +129,7 @@ OpCost CostOf(const MlaAttentionArgs& a) {
   OpCost cost;
   cost.weight_bytes = WeightViewBytes(a.kv_b) + WeightViewBytes(a.k_b) + WeightViewBytes(a.v_b);
   const double heads = static_cast<double>(a.heads);
-  const double kv_row = static_cast<double>(a.rank + a.rope_dim) * a.terms * kBf16;
+  const double kv_row = LatentRowBytes(a.kv_dtype, a.rank, a.rope_dim, a.terms);
   for (int64_t i = 0; i < a.num_sequences; ++i) {
     const KvSequence& s = a.sequences[i];
     const double rows = static_cast<double>(s.num_rows);
@@ -141,14 +153,18 @@ OpCost CostOf(const GqaRotateQueryArgs& a) {
 }
 
 OpCost CostOf(const GqaWriteKvArgs& a) {
-  const double n = 2.0 * static_cast<double>(a.kv_heads * a.head_dim) * WrittenRows(a.sequences, a.num_sequences);
-  return {.flops = 2 * n, .weight_bytes = 0, .activation_bytes = kF32 * n, .kv_bytes = kBf16 * a.terms * n};
+  const double written = WrittenRows(a.sequences, a.num_sequences);
+  const double n = 2.0 * static_cast<double>(a.kv_heads * a.head_dim) * written;
+  return {.flops = 2 * n,
+          .weight_bytes = 0,
+          .activation_bytes = kF32 * n,
+          .kv_bytes = written * HeadRowsBytes(a.kv_dtype, a.kv_heads, a.head_dim, a.terms)};
 }
 
 OpCost CostOf(const GqaAttentionArgs& a) {
   OpCost cost;
   const double query = static_cast<double>(a.heads) * a.head_dim;
-  const double cached = 2.0 * static_cast<double>(a.kv_heads) * a.head_dim * a.terms * kBf16;
+  const double cached = HeadRowsBytes(a.kv_dtype, a.kv_heads, a.head_dim, a.terms);
   for (int64_t i = 0; i < a.num_sequences; ++i) {
     const KvSequence& s = a.sequences[i];
     cost.flops += 4 * query * SeenPositions(s);

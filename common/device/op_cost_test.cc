@@ -84,6 +84,8 @@ TEST(OpCost, GroupedQueriesReadASequencesKvOnce) {
   const OpCost cost = CostOf(args);
   EXPECT_EQ(cost.kv_bytes, 12 * 2 * 2 * 16 * 2 * 2);
   EXPECT_EQ(cost.flops, 4.0 * 6 * 16 * (11 + 12));
+  args.kv_dtype = DType::kF8E4M3;
+  EXPECT_EQ(CostOf(args).kv_bytes, 12 * 2 * 2 * (16 + 4));
 }
 
 TEST(OpCost, RowsThatAreValidAlreadyWriteNoKv) {
@@ -92,6 +94,8 @@ TEST(OpCost, RowsThatAreValidAlreadyWriteNoKv) {
   args.sequences = &sequence;
   args.num_sequences = 1;
   EXPECT_EQ(CostOf(args).kv_bytes, 2 * (64 + 16) * 2);
+  args.kv_dtype = DType::kF8E4M3;
+  EXPECT_EQ(CostOf(args).kv_bytes, 2 * (64 + 2 * 16 + 4)) << "the rotary part stays in BF16";
 }
 
 TEST(OpCost, ExpertsOfDeepSeekR1AtBatchOne) {

@@ -108,9 +108,10 @@ struct MlaWriteKvArgs {
   float eps = 0;
   RopeTable rope;
   int64_t rank = 0;
-  int terms = 1;      // a cached row is [T, rank + rope]
+  int terms = 1;      // a cached row is [T, rank + rope], or FP8 as the pool's dtype says
   int64_t layer = 0;  // KV layer index
   const KvPool* kv = nullptr;
+  DType kv_dtype = DType::kBF16;  // the pool's
   const KvSequence* sequences = nullptr;
   int64_t num_sequences = 0;
 };
@@ -139,9 +140,10 @@ struct MlaAttentionArgs {
   float softmax_scale = 0;
   int64_t layer = 0;
   const KvPool* kv = nullptr;
+  DType kv_dtype = DType::kBF16;  // the pool's
   const KvSequence* sequences = nullptr;
   int64_t num_sequences = 0;
-  int terms = 1;        // of queries, cached rows and result
+  int terms = 1;        // of queries, BF16 rows and result
   bf16* out = nullptr;  // [M, T, heads, v]
 };
 
@@ -174,9 +176,10 @@ struct GqaWriteKvArgs {
   HeadNorm norm;
   RopeTable rope;
   int64_t kv_heads = 0, head_dim = 0;
-  int terms = 1;      // of a cached vector: [T, head_dim]
+  int terms = 1;      // of a BF16 vector in the cache: [T, head_dim]
   int64_t layer = 0;  // KV layer index; a page's layer is [2 (keys, values), kv_heads, 64, T, head_dim]
   const KvPool* kv = nullptr;
+  DType kv_dtype = DType::kBF16;  // the pool's
   const KvSequence* sequences = nullptr;
   int64_t num_sequences = 0;
 };
@@ -189,9 +192,10 @@ struct GqaAttentionArgs {
   float softmax_scale = 0;
   int64_t layer = 0;
   const KvPool* kv = nullptr;
+  DType kv_dtype = DType::kBF16;  // the pool's
   const KvSequence* sequences = nullptr;
   int64_t num_sequences = 0;
-  int terms = 1;        // of cached vectors and result
+  int terms = 1;        // of BF16 vectors in the cache and of the result
   bf16* out = nullptr;  // [M, T, heads, head_dim]
 };
 

@@ -55,7 +55,8 @@ TEST(Families, Qwen3MoeHasHeadNormsAndNoSharedExpert) {
   EXPECT_EQ(c.attention, AttentionKind::kGqa);
   EXPECT_EQ(c.qk_head_dim(), 32);
   EXPECT_EQ(c.qk_rope_head_dim, 32);
-  EXPECT_EQ(c.kv_row(), 2 * 2 * 32);
+  EXPECT_EQ(c.KvRow(DType::kBF16, 2), 2 * 2 * 32 * 2);
+  EXPECT_EQ(c.KvRow(DType::kF8E4M3, 2), 2 * 2 * (32 + 4));
   EXPECT_EQ(c.qk_norm, QkNorm::kPerHead);
   EXPECT_FALSE(c.qkv_bias);
   EXPECT_EQ(c.scoring_func, ScoringFunc::kSoftmax);

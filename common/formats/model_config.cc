@@ -255,6 +255,15 @@ bool ModelConfig::IsMoeLayer(int64_t layer) const {
          !std::binary_search(mlp_only_layers.begin(), mlp_only_layers.end(), layer);
 }
 
+int64_t ModelConfig::KvRow(DType dtype, int64_t terms) const {
+  constexpr int64_t kScaleBytes = sizeof(float);
+  const bool f8 = dtype == DType::kF8E4M3;
+  if (attention == AttentionKind::kMla) {
+    return f8 ? kv_lora_rank + static_cast<int64_t>(sizeof(bf16)) * qk_rope_head_dim + kScaleBytes : terms * mla_row();
+  }
+  return 2 * num_key_value_heads * (f8 ? v_head_dim + kScaleBytes : terms * v_head_dim);
+}
+
 absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json_text, std::string_view generation_config_text) {
   ASSIGN_OR_RETURN(const json object, ParseStrictJson(kConfigName, json_text));
   if (!object.is_object()) return absl::InvalidArgumentError(absl::StrCat(kConfigName, ": must be a JSON object"));

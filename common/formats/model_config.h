@@ -13,6 +13,7 @@
 #include <string_view>
 #include <vector>
 
+#include "common/base/dtype.h"
 #include "common/base/status.h"
 
 namespace hearth {
@@ -112,8 +113,9 @@ struct ModelConfig {
   bool IsMoeLayer(int64_t layer) const;
   int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
   int64_t mla_row() const { return kv_lora_rank + qk_rope_head_dim; }
-  // Elements of KV a token and layer.
-  int64_t kv_row() const { return attention == AttentionKind::kMla ? mla_row() : 2 * num_key_value_heads * v_head_dim; }
+  // Elements of `dtype` that a KV pool keeps a token and layer (docs/kv-pool.md): BF16 in so many terms, or FP8, where they are bytes and hold the scales
+  // and the rotary part too.
+  int64_t KvRow(DType dtype, int64_t terms) const;
 
   // Softmax scale: (nope + rope)^-0.5, times mscale(factor, mscale_all_dim)^2 under YaRN (DeepSeek's own modelling
   // code).

@@ -47,7 +47,8 @@ TEST(ModelConfig, ReadsEveryKey) {
   EXPECT_EQ(c.vocab_size, 300);
   EXPECT_EQ(c.hidden_size, 136);
   EXPECT_EQ(c.q_lora_rank, 72);
-  EXPECT_EQ(c.kv_row(), 56);
+  EXPECT_EQ(c.KvRow(DType::kBF16, 1), 56);
+  EXPECT_EQ(c.KvRow(DType::kF8E4M3, 2), 40 + 2 * 16 + 4);
   EXPECT_EQ(c.qk_head_dim(), 48);
   EXPECT_EQ(c.rms_norm_eps, 1e-5);
   EXPECT_EQ(c.n_group, 4);

@@ -125,6 +125,10 @@ struct KernelTable {
   //   src [rows, n] bf16, rows ld apart; dst [rows, n] f32, rows ld_dst apart
   void (*widen_bf16)(const bf16* src, int64_t ld, int64_t low, int64_t rows, int64_t n, float* dst, int64_t ld_dst);
 
+  // The same of FP8 rows with a scale each: dst[r, i] = codes[r, i] * scales[r].
+  //   codes [rows, n] E4M3, rows ld apart; scales [rows] f32, powers of two as QuantizeF8 makes them (products are exact then); dst as above
+  void (*widen_f8)(const uint8_t* codes, int64_t ld, const float* scales, int64_t rows, int64_t n, float* dst, int64_t ld_dst);
+
   // Attention of some queries over one run of at most 64 consecutive positions, all of which each of them sees: grouped-query attention, whose heads
   // share a key head, and absorbed MLA, whose heads share the latent; everything in F32.
   //   score[h, j] = scale * (q[h] . k[j]);  running softmax, one step a call as in mla_absorbed;  acc[h] += exp(score - max) * v[j]
@@ -151,6 +155,11 @@ void RopeInterleaved(float* x, const float* cos, const float* sin, int64_t half)
 
 // The same with the halves as pairs (i, i + half), as most families but DeepSeek's have it.
 void RopeHalves(float* x, const float* cos, const float* sin, int64_t half);
+
+// A row of the KV cache in FP8 E4M3 with one scale, the least power of two that lets the largest magnitude fit: x[i] is about codes[i] * scale, to 4
+// significant bits, or to 2^-10 of the scale where it is smaller than 2^-6 of it. A power of two, because then the product is exact in BF16 and F32.
+//   x [n] f32; codes [n], nearest even, never a NaN code. Returns the scale; NaN if some x is not finite, or beyond 2^120.
+float QuantizeF8(const float* x, int64_t n, uint8_t* codes);
 
 // acc[i] * (1 / sum) -> bf16
 void FinishSoftmax(const SoftmaxState& state, const float* acc, bf16* out, int64_t n);

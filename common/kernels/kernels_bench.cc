@@ -131,6 +131,56 @@ void MlaAbsorbed(benchmark::State& state, Isa isa) {
       benchmark::Counter(2e-9 * kHeads * 64 * (2 * kRank + kRope) * static_cast<double>(state.iterations()), benchmark::Counter::kIsRate);
 }
 
+// What attention does with one page: widen its rows, attend with some queries.  GB/s: of the page's bytes. `pages`: so many that they lie in DRAM.
+struct PageShape {
+  const char* name;
+  int64_t queries, key_dim, value_dim;
+  bool shared;  // one row is key and value (latent attention)
+};
+constexpr PageShape kPageShapes[] = {
+    {"gqa_8_queries", 8, 128, 128, false}, {"gqa_128_queries", 128, 128, 128, false}, {"mla_32_heads", 32, 576, 512, true}};
+
+void AttendPage(benchmark::State& state, Isa isa, const PageShape& shape, int terms, bool dram) {
+  const KernelTable& k = Kernels(isa);
+  constexpr int64_t kPositions = 64;
+  const bool f8 = terms == 0;
+  const int64_t vectors = shape.shared ? 1 : 2;
+  const int64_t page_bytes = vectors * kPositions * (f8 ? shape.key_dim : 2 * terms * shape.key_dim);
+  const int64_t pages = dram ? (int64_t{512} << 20) / page_bytes : 1;
+  GuardedBytes cached(static_cast<size_t>(pages * page_bytes));
+  std::mt19937 rng(3);
+  FillGaussian(rng, {reinterpret_cast<bf16*>(cached.data()), static_cast<size_t>(page_bytes / 2)});
+  if (f8) {
+    for (int64_t i = 0; i < page_bytes; ++i) cached.data()[i] &= 0xbf;  // no NaN code
+  }
+  for (int64_t page = 1; page < pages; ++page) std::copy_n(cached.data(), page_bytes, cached.data() + page * page_bytes);
+  std::vector<float> q(static_cast<size_t>(shape.queries * shape.key_dim)), widened(static_cast<size_t>(vectors * kPositions * shape.key_dim));
+  FillGaussian(rng, q);
+  const std::vector<float> scales(kPositions, 1.0f / 64);
+  std::vector<SoftmaxState> softmax(static_cast<size_t>(shape.queries));
+  std::vector<float> acc(static_cast<size_t>(shape.queries * shape.value_dim)), scratch(static_cast<size_t>(shape.queries * kPositions));
+  int64_t next = 0;
+  for (auto _ : state) {
+    for (int64_t part = 0; part < vectors; ++part) {
+      const uint8_t* from = cached.data() + next * page_bytes + part * page_bytes / vectors;
+      float* to = widened.data() + part * kPositions * shape.key_dim;
+      if (f8) {
+        k.widen_f8(from, shape.key_dim, scales.data(), kPositions, shape.key_dim, to, shape.key_dim);
+      } else {
+        k.widen_bf16(reinterpret_cast<const bf16*>(from), terms * shape.key_dim, terms > 1 ? shape.key_dim : 0, kPositions, shape.key_dim, to,
+                     shape.key_dim);
+      }
+    }
+    k.attend(q.data(), shape.queries, widened.data(), shape.key_dim, widened.data() + (vectors - 1) * kPositions * shape.key_dim, shape.key_dim,
+             kPositions, shape.key_dim, shape.value_dim, 0.05f, softmax.data(), acc.data(), scratch.data());
+    benchmark::ClobberMemory();
+    next = (next + 1) % pages;
+  }
+  SetRate(state, page_bytes);
+  state.counters["GFLOP/s"] = benchmark::Counter(
+      2e-9 * static_cast<double>(shape.queries * kPositions * (shape.key_dim + shape.value_dim) * state.iterations()), benchmark::Counter::kIsRate);
+}
+
 void RegisterAll() {
   for (bool dram : {false, true}) {
     const std::string place = dram ? "dram" : "l2";
@@ -159,6 +209,18 @@ void RegisterAll() {
     const std::string name(IsaName(isa));
     benchmark::RegisterBenchmark(("linear_transposed_f8/l2/" + name).c_str(), LinearTransposedF8, isa)->Unit(benchmark::kMicrosecond);
     benchmark::RegisterBenchmark(("mla_absorbed/128_heads_64_positions/" + name).c_str(), MlaAbsorbed, isa)->Unit(benchmark::kMicrosecond);
+    for (const PageShape& shape : kPageShapes) {
+      for (const int terms : {1, 2, 0}) {
+        for (const bool dram : {false, true}) {
+          const std::string bench = "attend/" + std::string(shape.name) + "/" +
+                                    (terms == 0   ? "fp8"
+                                     : terms == 1 ? "bf16"
+                                                  : "bf16x2") +
+                                    "/" + (dram ? "dram/" : "l2/") + name;
+          benchmark::RegisterBenchmark(bench.c_str(), AttendPage, isa, shape, terms, dram)->Unit(benchmark::kMicrosecond);
+        }
+      }
+    }
   }
 }
 

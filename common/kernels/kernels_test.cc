@@ -558,6 +558,21 @@ TEST_P(KernelsTest, WidenBf16IsExact) {
   }
 }
 
+TEST_P(KernelsTest, WidenF8IsExact) {
+  for (const auto& [rows, n] : {std::pair<int64_t, int64_t>{1, 1}, {3, 7}, {64, 33}, {2, 300}}) {
+    GuardedArray<uint8_t> codes((rows - 1) * (n + 3) + n);
+    for (int64_t i = 0; i < codes.size(); ++i) codes[i] = static_cast<uint8_t>((i & 0x7f) == 0x7f ? 0 : i);
+    GuardedArray<float> scales(rows), dst((rows - 1) * (n + 2) + n, kNan);
+    for (int64_t r = 0; r < rows; ++r) scales[r] = std::ldexp(1.0f, static_cast<int>(r % 5) - 12);
+    k().widen_f8(codes.data(), n + 3, scales.data(), rows, n, dst.data(), n + 2);
+    for (int64_t r = 0; r < rows; ++r) {
+      for (int64_t i = 0; i < n; ++i) {
+        ASSERT_EQ(Bits(dst[r * (n + 2) + i]), Bits(F8E4M3ToFloat(codes[r * (n + 3) + i]) * scales[r])) << r << ", " << i;
+      }
+    }
+  }
+}
+
 TEST_P(KernelsTest, AttendOverPages) {
   struct Case {
     int64_t queries, key_dim, value_dim, positions;
@@ -711,6 +726,54 @@ TEST(RopeTest, RotatesPairs) {
   const float sin[] = {1, 0, 0.8f};
   RopeInterleaved(x, cos, sin, 3);
   EXPECT_THAT(x, ElementsAre(0, 1, 0, 2, 3 * 0.6f - 4 * 0.8f, 3 * 0.8f + 4 * 0.6f));
+}
+
+TEST(QuantizeF8Test, IsTheNearestCodeUnderTheLeastPowerOfTwo) {
+  std::mt19937 rng(11);
+  std::normal_distribution<float> normal;
+  for (int round = 0; round < 200; ++round) {
+    std::vector<float> x(static_cast<size_t>(1 + round));
+    const float spread = std::ldexp(1.0f, round % 40 - 20);
+    for (float& value : x) value = normal(rng) * spread * std::exp(2 * normal(rng));
+    if (round % 7 == 0) x[0] = spread * 448;  // just fits
+    std::vector<uint8_t> codes(x.size());
+    const float scale = QuantizeF8(x.data(), static_cast<int64_t>(x.size()), codes.data());
+    int exponent;
+    ASSERT_EQ(std::frexp(scale, &exponent), 0.5f) << "a power of two";
+    float largest = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      ASSERT_EQ(codes[i], FloatToF8E4M3(x[i] / scale)) << x[i] << " / " << scale;
+      largest = std::max(largest, std::fabs(x[i]));
+    }
+    EXPECT_LE(largest, 448 * scale);
+    EXPECT_GT(largest, 224 * scale) << "no larger than it must be";
+  }
+}
+
+TEST(QuantizeF8Test, EveryCodeComesBack) {
+  for (int code = 0; code < 256; ++code) {
+    if ((code & 0x7f) == 0x7f) continue;
+    const float x[] = {448.0f, F8E4M3ToFloat(static_cast<uint8_t>(code))};
+    uint8_t codes[2];
+    EXPECT_EQ(QuantizeF8(x, 2, codes), 1.0f);
+    EXPECT_EQ(codes[1], code);
+  }
+}
+
+TEST(QuantizeF8Test, ZerosTinyHugeAndBadRows) {
+  uint8_t codes[2];
+  const float zeros[] = {0.0f, -0.0f};
+  EXPECT_GT(QuantizeF8(zeros, 2, codes), 0.0f);
+  EXPECT_EQ(codes[0], 0);
+  const float tiny[] = {1e-44f, -1e-38f};
+  EXPECT_GT(QuantizeF8(tiny, 2, codes), 0.0f);
+  const float huge[] = {1e36f, 1.0f};
+  const float scale = QuantizeF8(huge, 2, codes);
+  EXPECT_NEAR(F8E4M3ToFloat(codes[0]) * scale, 1e36f, 1e36f / 16);
+  for (const float bad : {kInf, -kInf, kNan, 3e38f}) {
+    const float x[] = {1.0f, bad};
+    EXPECT_TRUE(std::isnan(QuantizeF8(x, 2, codes))) << bad;
+  }
 }
 
 TEST(RopeTest, RotatesHalves) {

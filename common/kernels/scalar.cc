@@ -250,6 +250,12 @@ void WidenBf16(const bf16* src, int64_t ld, int64_t low, int64_t rows, int64_t n
   }
 }
 
+void WidenF8(const uint8_t* codes, int64_t ld, const float* scales, int64_t rows, int64_t n, float* dst, int64_t ld_dst) {
+  for (int64_t r = 0; r < rows; ++r) {
+    for (int64_t i = 0; i < n; ++i) dst[r * ld_dst + i] = kF8.value[codes[r * ld + i]] * scales[r];
+  }
+}
+
 void Attend(const float* q, int64_t queries, const float* k, int64_t ldk, const float* v, int64_t ldv, int64_t count, int64_t key_dim,
             int64_t value_dim, float scale, SoftmaxState* state, float* acc, float* scratch) {
   for (int64_t h = 0; h < queries; ++h) {
@@ -276,6 +282,7 @@ constinit const KernelTable kScalarTable = {
     .mla_absorbed = MlaAbsorbed,
     .attention_expanded = AttentionExpanded,
     .widen_bf16 = WidenBf16,
+    .widen_f8 = WidenF8,
     .attend = Attend,
 };
 

@@ -86,6 +86,7 @@ void DecoderPass::LatentAttention(const MlaWeights& weights, int64_t layer) {
                                 .terms = w.terms,
                                 .layer = layer,
                                 .kv = &c_.kv,
+                                .kv_dtype = c_.kv.geometry().dtype,
                                 .sequences = sequences,
                                 .num_sequences = num_sequences});
   c_.ops.MlaAttention(c_.stream, {.form = c_.batch.form,
@@ -101,6 +102,7 @@ void DecoderPass::LatentAttention(const MlaWeights& weights, int64_t layer) {
                                   .softmax_scale = static_cast<float>(c.SoftmaxScale()),
                                   .layer = layer,
                                   .kv = &c_.kv,
+                                  .kv_dtype = c_.kv.geometry().dtype,
                                   .sequences = sequences,
                                   .num_sequences = num_sequences,
                                   .terms = w.terms,
@@ -142,6 +144,7 @@ void DecoderPass::GroupedAttention(const GqaWeights& weights, int64_t layer) {
                                 .terms = w.terms,
                                 .layer = layer,
                                 .kv = &c_.kv,
+                                .kv_dtype = c_.kv.geometry().dtype,
                                 .sequences = sequences,
                                 .num_sequences = num_sequences});
   c_.ops.GqaAttention(c_.stream, {.q = w.q.as<float>(),
@@ -151,6 +154,7 @@ void DecoderPass::GroupedAttention(const GqaWeights& weights, int64_t layer) {
                                   .softmax_scale = static_cast<float>(c.SoftmaxScale()),
                                   .layer = layer,
                                   .kv = &c_.kv,
+                                  .kv_dtype = c_.kv.geometry().dtype,
                                   .sequences = sequences,
                                   .num_sequences = num_sequences,
                                   .terms = w.terms,

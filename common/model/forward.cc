@@ -48,8 +48,8 @@ class BoundModel : public Model {
   int64_t num_shards() const override { return image_->num_shards(); }
   KvGeometry kv_geometry() const override {
     return {.layers = static_cast<uint32_t>(config_.num_hidden_layers),
-            .row_elements = static_cast<uint32_t>(config_.kv_row() * device_.caps().activation_terms),
-            .dtype = DType::kBF16};
+            .row_elements = static_cast<uint32_t>(config_.KvRow(device_.caps().kv_dtype, device_.caps().activation_terms)),
+            .dtype = device_.caps().kv_dtype};
   }
 
   absl::StatusOr<std::unique_ptr<Workspace>> MakeWorkspace(int64_t max_rows, int64_t max_logit_rows) const override {

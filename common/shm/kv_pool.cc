@@ -23,8 +23,9 @@ absl::Status CheckGeometry(const KvGeometry& g) {
   if (g.row_elements == 0 || g.row_elements > kRowElementsMax) {
     return absl::InvalidArgumentError(absl::StrCat("KV geometry: rows of ", g.row_elements, " elements, supported are 1 to ", kRowElementsMax));
   }
-  if (g.dtype != DType::kBF16) {
-    return absl::InvalidArgumentError(absl::StrCat("KV geometry: dtype number ", static_cast<uint32_t>(g.dtype), ", supported is BF16 (3)"));
+  if (g.dtype != DType::kBF16 && g.dtype != DType::kF8E4M3) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("KV geometry: dtype number ", static_cast<uint32_t>(g.dtype), ", supported are BF16 (3) and F8_E4M3 (4)"));
   }
   if (g.num_pages == 0 || g.num_pages > kPagesMax) {
     return absl::InvalidArgumentError(absl::StrCat("KV geometry: ", g.num_pages, " pages, supported are 1 to ", kPagesMax));

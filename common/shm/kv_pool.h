@@ -37,11 +37,11 @@ struct KvPageHeader {
 };
 static_assert(sizeof(KvPageHeader) == kPageHeaderBytes && offsetof(KvPageHeader, token_ids) == 16);
 
-// What a page holds. MLA: [layers, 64, row_elements] BF16, row = latent | rotary key.
+// What a page holds: for each layer 64 tokens of so many elements, laid out as the model's attention and the dtype have it (docs/kv-pool.md).
 struct KvGeometry {
   uint32_t layers = 0;
-  uint32_t row_elements = 0;  // a token and layer
-  DType dtype = DType::kBF16;
+  uint32_t row_elements = 0;   // a token and layer; bytes for kF8E4M3, scales and whatever is kept wider among them
+  DType dtype = DType::kBF16;  // or kF8E4M3
   uint32_t reserved = 0;
   uint64_t num_pages = 0;
 
@@ -88,10 +88,10 @@ class KvPool {
   KvPageHeader& header(int32_t page) const {
     return *reinterpret_cast<KvPageHeader*>(pages() + static_cast<uint64_t>(page) * geometry().page_bytes());
   }
-  // [64, row_elements]
-  bf16* rows(int32_t page, int64_t layer) const {
-    return reinterpret_cast<bf16*>(pages() + static_cast<uint64_t>(page) * geometry().page_bytes() + kPageHeaderBytes +
-                                   static_cast<uint64_t>(layer) * geometry().layer_bytes());
+  // 64 tokens of one layer: geometry().layer_bytes(), on 64 bytes.
+  uint8_t* layer(int32_t page, int64_t layer) const {
+    return pages() + static_cast<uint64_t>(page) * geometry().page_bytes() + kPageHeaderBytes +
+           static_cast<uint64_t>(layer) * geometry().layer_bytes();
   }
 };
 

@@ -42,9 +42,10 @@ TEST_F(KvPoolTest, WhatOneMappingWritesAnotherReads) {
   EXPECT_EQ((*worker)->geometry().page_bytes(), 65536u);
   for (int32_t page = 0; page < 5; ++page) {
     EXPECT_EQ((*store)->header(page).tokens_valid.load(), 0u);
-    EXPECT_EQ(reinterpret_cast<uintptr_t>((*store)->rows(page, 0)) % 64, 0u);
+    EXPECT_EQ(reinterpret_cast<uintptr_t>((*store)->layer(page, 0)) % 64, 0u);
     for (int64_t layer = 0; layer < 6; ++layer) {
-      for (int i = 0; i < 64 * 80; ++i) (*store)->rows(page, layer)[i].bits = static_cast<uint16_t>(page * 1000 + layer * 100 + i % 7);
+      for (int i = 0; i < 64 * 80; ++i)
+        reinterpret_cast<bf16*>((*store)->layer(page, layer))[i].bits = static_cast<uint16_t>(page * 1000 + layer * 100 + i % 7);
     }
     for (int t = 0; t < kPageTokens; ++t) (*store)->header(page).token_ids[t] = page * 64 + t;
     (*store)->header(page).tokens_valid.store(64, std::memory_order_release);
@@ -53,7 +54,7 @@ TEST_F(KvPoolTest, WhatOneMappingWritesAnotherReads) {
     EXPECT_EQ((*worker)->header(page).tokens_valid.load(std::memory_order_acquire), 64u);
     EXPECT_EQ((*worker)->header(page).token_ids[63], page * 64 + 63);
     for (int64_t layer = 0; layer < 6; ++layer) {
-      for (int i = 0; i < 64 * 80; ++i) ASSERT_EQ((*worker)->rows(page, layer)[i].bits, page * 1000 + layer * 100 + i % 7);
+      for (int i = 0; i < 64 * 80; ++i) ASSERT_EQ(reinterpret_cast<bf16*>((*worker)->layer(page, layer))[i].bits, page * 1000 + layer * 100 + i % 7);
     }
   }
   const uint8_t* end = (*worker)->pages() + 5 * 65536;
@@ -64,9 +65,9 @@ TEST_F(KvPoolTest, InMemoryHasTheSameShape) {
   const std::shared_ptr<KvPool> pool = KvPool::InMemory(Geometry());
   EXPECT_EQ(pool->region(), nullptr);
   EXPECT_EQ(reinterpret_cast<uintptr_t>(pool->pages()) % 4096, 0u);
-  pool->rows(4, 5)[64 * 80 - 1] = ToBf16(1.5f);
+  reinterpret_cast<bf16*>(pool->layer(4, 5))[64 * 80 - 1] = ToBf16(1.5f);
   EXPECT_EQ(pool->header(4).tokens_valid.load(), 0u);
-  EXPECT_EQ(ToFloat(pool->rows(4, 5)[64 * 80 - 1]), 1.5f);
+  EXPECT_EQ(ToFloat(reinterpret_cast<bf16*>(pool->layer(4, 5))[64 * 80 - 1]), 1.5f);
 }
 
 TEST_F(KvPoolTest, AttachRefusesWhatItCannotBelieve) {

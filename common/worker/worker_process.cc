@@ -85,7 +85,8 @@ absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo
                                                   .num_threads = static_cast<int>(kind.threads(config)),
                                                   .num_pools = static_cast<int>(engine.image->num_shards()),
                                                   .cpus = CpusOfShards(topology, homes),
-                                                  .activation_terms = static_cast<int>(config.activation_terms)}));
+                                                  .activation_terms = static_cast<int>(config.activation_terms),
+                                                  .kv_dtype = config.kv_type()}));
   ASSIGN_OR_RETURN(engine.model, Model::Bind(model_config, engine.image, *engine.device));
   RETURN_IF_ERROR(CheckFits(engine.kv->geometry(), engine.model->kv_geometry()));
   // Fetching ahead is the decode kernels' affair.
@@ -145,7 +146,7 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   }
 
   // What keeps KV of one kind of arithmetic apart from another's must be said before there is a device.
-  const std::string numerics = HostNumerics((*isa).value_or(SupportedIsas().back()), static_cast<int>(config->activation_terms));
+  const std::string numerics = HostNumerics((*isa).value_or(SupportedIsas().back()), static_cast<int>(config->activation_terms), config->kv_type());
   std::unique_ptr<StoreClient> store = StoreClient::Start({
       .socket_path = config->StoreSocket(),
       .kind = std::string_view(kind.kind) == "prefill" ? ClientKind::kPrefill : ClientKind::kDecode,

@@ -73,7 +73,8 @@ absl::StatusOr<Generations::Sizes> Generations::SizesFor(const std::string& conf
   ASSIGN_OR_RETURN(const ModelConfig model, ParseModelConfig(config_json, generation_config_json));
   Sizes sizes;
   sizes.geometry.layers = static_cast<uint32_t>(model.num_hidden_layers);
-  sizes.geometry.row_elements = static_cast<uint32_t>(model.kv_row() * config_.activation_terms);
+  sizes.geometry.dtype = config_.kv_type();
+  sizes.geometry.row_elements = static_cast<uint32_t>(model.KvRow(config_.kv_type(), config_.activation_terms));
   const uint64_t page_bytes = sizes.geometry.page_bytes();
   if (config_.kv_pool_bytes > 0) {
     sizes.geometry.num_pages = static_cast<uint64_t>(config_.kv_pool_bytes) / page_bytes;

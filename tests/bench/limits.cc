@@ -87,6 +87,9 @@ bool TakeDeviceFlag(std::string_view name, const char* value, HostDeviceOptions*
     options->activation_terms = std::atoi(value);
   } else if (name == "--spin-us") {
     options->spin_ns = 1000 * std::atol(value);
+  } else if (name == "--kv") {
+    options->kv_dtype = std::string_view(value) == "fp8" ? DType::kF8E4M3 : DType::kBF16;
+    return options->kv_dtype == DType::kF8E4M3 || std::string_view(value) == "bf16";
   } else if (name == "--isa") {
     options->isa = IsaFromName(value);
     return options->isa.has_value();

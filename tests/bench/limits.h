@@ -45,7 +45,8 @@ class StepsBesideReads {
   std::vector<double> seconds_, bytes_, read_rates_, ratios_;
 };
 
-// --threads, --terms, --spin-us and --isa, which every bench of a host device has; false for other names and for values that mean nothing.
+// --threads, --terms, --kv (bf16 or fp8), --spin-us and --isa, which every bench of a host device has; false for other names and for values that mean
+// nothing.
 bool TakeDeviceFlag(std::string_view name, const char* value, HostDeviceOptions* options);
 
 }  // namespace hearth

@@ -2,7 +2,9 @@
 // Room: common/device/host. May touch: common/{kernels,shm,base}. Threads: tasks over (sequence, head) or (row, heads), nothing shared between them.
 #include <algorithm>
 
+#include "common/base/ceil_div.h"
 #include "common/device/host/host_ops.h"
+#include "common/device/host/kv_rows.h"
 #include "common/device/host/row_to_float.h"
 #include "common/device/host/terms.h"
 
@@ -11,8 +13,11 @@ namespace {
 
 // Rows of one sequence that share an expansion of keys and values: bounds the accumulators to 256 * v_dim floats a thread.
 constexpr int64_t kQueryBlock = 256;
-// Heads that share a read of the cached latent in decode. A constant, so that a head's neighbours are the same for any thread count.
-constexpr int64_t kHeadGroup = 4;
+// Heads that share a read of the cached latent in decode: as many as leave each thread some tasks, within these. A head's sums do not depend on its
+// neighbours.
+constexpr int64_t kHeadGroupMin = 4;
+constexpr int64_t kHeadGroupMax = 32;
+constexpr int64_t kTasksPerThread = 3;
 constexpr int kTerms = 2;  // the most there are
 
 void Normalise(const SoftmaxState& state, float* sums, int64_t n) {
@@ -46,8 +51,8 @@ void WriteQuery(const bf16* high, const bf16* low, const MlaAttentionArgs& a, bf
   }
 }
 
-// expanded [nope + v]; rope: of the cached row; out [KeyDim + terms * v]
-void WriteKeyValue(const KernelTable& kernels, const float* expanded, const bf16* rope, const MlaAttentionArgs& a, bf16* out) {
+// expanded [nope + v]; rope, rope_low: terms of the cached rotary key; out [KeyDim + terms * v]
+void WriteKeyValue(const KernelTable& kernels, const float* expanded, const bf16* rope, const bf16* rope_low, const MlaAttentionArgs& a, bf16* out) {
   if (a.terms == 1) {
     kernels.to_bf16(expanded, out, a.nope + a.v_dim);
     return;
@@ -57,7 +62,7 @@ void WriteKeyValue(const KernelTable& kernels, const float* expanded, const bf16
     out[2 * a.nope + i] = hearth::ToBf16(expanded[i] - ToFloat(out[i]));
   }
   std::copy_n(rope, a.rope_dim, out + 3 * a.nope);
-  std::copy_n(rope + a.rank + a.rope_dim, a.rope_dim, out + 3 * a.nope + a.rope_dim);
+  std::copy_n(rope_low, a.rope_dim, out + 3 * a.nope + a.rope_dim);
   SplitTerms(kernels, expanded + a.nope, a.v_dim, a.terms, out + 3 * a.nope + 2 * a.rope_dim);
 }
 
@@ -112,8 +117,12 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
   }
   const int64_t head_dim = a.nope + a.rope_dim;
   const int64_t kv_dim = a.nope + a.v_dim;
-  const int64_t term_elements = a.rank + a.rope_dim;  // a cached row is [terms, rank + rope]
-  const int64_t row_elements = a.terms * term_elements;
+  const int64_t width = a.rank + a.rope_dim;  // a cached row is [cached_terms, rank + rope]
+  const LatentRows pages(*a.kv, a.layer, a.rank, a.rope_dim, a.terms);
+  // What FP8 holds, a code times a power of two, is a BF16 number: one term.
+  const int cached_terms = pages.f8() ? 1 : a.terms;
+  const int64_t row_elements = cached_terms * width;
+  const std::vector<bf16> no_low(static_cast<size_t>(a.rope_dim));
   const int64_t key_dim = KeyDim(a);  // without the rotary part that is read from the page
   const int64_t value_dim = a.terms * a.v_dim;
 
@@ -127,8 +136,9 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
     scratch.Reserve(Scratch::Bytes<float>(kPageTokens * kv_dim) + Scratch::Bytes<bf16>(kPageTokens * (key_dim + value_dim)) +
                     Scratch::Bytes<SoftmaxState>(kQueryBlock) + Scratch::Bytes<float>(kQueryBlock * value_dim) + Scratch::Bytes<float>(kPageTokens) +
                     Scratch::Bytes<bf16>(kQueryBlock * (key_dim + a.rope_dim)) +
-                    Scratch::Bytes<float>(LinearTermsScratch(kPageTokens, kv_dim, a.terms)) + Scratch::Bytes<float>(TransposedKeyFloats(a)) +
-                    Scratch::Bytes<float>(a.nope));
+                    Scratch::Bytes<float>(LinearTermsScratch(kPageTokens, kv_dim, cached_terms)) + Scratch::Bytes<float>(TransposedKeyFloats(a)) +
+                    Scratch::Bytes<float>(a.nope) +
+                    (pages.f8() ? Scratch::Bytes<float>(kPageTokens * width) + Scratch::Bytes<bf16>(kPageTokens * width) : 0));
     float* transposed = scratch.Take<float>(TransposedKeyFloats(a));
     float* key_row = scratch.Take<float>(a.nope);
     float* expanded = scratch.Take<float>(kPageTokens * kv_dim);
@@ -137,7 +147,9 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
     float* sums = scratch.Take<float>(kQueryBlock * value_dim);
     float* scores = scratch.Take<float>(kPageTokens);
     bf16* queries = scratch.Take<bf16>(kQueryBlock * (key_dim + a.rope_dim));
-    float* products = scratch.Take<float>(LinearTermsScratch(kPageTokens, kv_dim, a.terms));
+    float* products = scratch.Take<float>(LinearTermsScratch(kPageTokens, kv_dim, cached_terms));
+    float* widened = pages.f8() ? scratch.Take<float>(kPageTokens * width) : nullptr;
+    bf16* narrowed = pages.f8() ? scratch.Take<bf16>(kPageTokens * width) : nullptr;
     std::fill_n(states, block.count, SoftmaxState{});
     std::fill_n(sums, block.count * value_dim, 0.0f);
     for (int64_t i = 0; i < block.count; ++i) {
@@ -149,11 +161,20 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
     const WeightView values = ValueRows(a, head);
     for (int64_t page_begin = 0; page_begin < end_position; page_begin += kPageTokens) {
       const int64_t filled = std::min(kPageTokens, end_position - page_begin);
-      const bf16* cached = a.kv->rows(sequence.pages[page_begin / kPageTokens], a.layer);
-      LinearTerms(kernels_.gemm, keys, cached, term_elements, filled, a.terms, expanded, kv_dim, 0, a.nope, products);
-      LinearTerms(kernels_.gemm, values, cached, term_elements, filled, a.terms, expanded + a.nope, kv_dim, 0, a.v_dim, products);
+      const int32_t page = sequence.pages[page_begin / kPageTokens];
+      const bf16* cached = narrowed;
+      if (pages.f8()) {
+        pages.Widen(kernels_, page, filled, widened);
+        kernels_.to_bf16(widened, narrowed, filled * width);
+      } else {
+        cached = pages.rows(page);
+      }
+      LinearTerms(kernels_.gemm, keys, cached, width, filled, cached_terms, expanded, kv_dim, 0, a.nope, products);
+      LinearTerms(kernels_.gemm, values, cached, width, filled, cached_terms, expanded + a.nope, kv_dim, 0, a.v_dim, products);
       for (int64_t j = 0; j < filled; ++j) {
-        WriteKeyValue(kernels_, expanded + j * kv_dim, cached + j * row_elements + a.rank, a, keys_values + j * (key_dim + value_dim));
+        const bf16* rope = cached + j * row_elements + a.rank;
+        WriteKeyValue(kernels_, expanded + j * kv_dim, rope, cached_terms > 1 ? rope + width : no_low.data(), a,
+                      keys_values + j * (key_dim + value_dim));
       }
       for (int64_t i = std::max<int64_t>(0, page_begin - first_position); i < block.count; ++i) {
         const int64_t seen = std::min(kPageTokens, first_position + i - page_begin + 1);
@@ -190,37 +211,37 @@ void HostOps::AttendAbsorbed(const MlaAttentionArgs& a) {
     }
   }
   const int64_t num_rows = static_cast<int64_t>(rows.size());
-  const int64_t groups = (a.heads + kHeadGroup - 1) / kHeadGroup;
+  const int64_t group = std::clamp(a.heads * num_rows / (kTasksPerThread * pool_.num_threads()), kHeadGroupMin, kHeadGroupMax);
+  const int64_t groups = CeilDiv(a.heads, group);
   const int64_t head_dim = a.nope + a.rope_dim;
   const int64_t kv_dim = a.nope + a.v_dim;
-
   const int64_t width = a.rank + a.rope_dim;
-  // Two terms: a cached row [latent high | rope high | latent low | rope low] serves as key as it is. The query against it is [high | high], and the product
-  // of low with high goes through the kernel's second pair of arguments. The row is the value too; of the sums the latent parts are used.
-  const int64_t query_dim = a.terms == 1 ? width : 3 * width;
-  const int64_t sum_dim = a.terms == 1 ? a.rank : 2 * width;
+  const LatentRows pages(*a.kv, a.layer, a.rank, a.rope_dim, a.terms);
+  // Plain BF16 queries meet plain BF16 rows as they lie there; else both are widened to F32, a page's rows once for the heads of a task.
+  const bool plain = a.terms == 1 && !pages.f8();
 
   // Rows innermost: the rows of a batch meet a head's part of kv_b while it is in cache.
   pool_.ParallelFor(Parallel(work * a.heads * a.rank), groups * num_rows, [&](int64_t task, int worker) {
     const Row& row = rows[static_cast<size_t>(task % num_rows)];
-    const int64_t first_head = task / num_rows * kHeadGroup;
-    const int64_t heads = std::min(kHeadGroup, a.heads - first_head);
+    const int64_t first_head = task / num_rows * group;
+    const int64_t heads = std::min(group, a.heads - first_head);
 
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
-    scratch.Reserve(2 * Scratch::Bytes<float>(a.rank) + Scratch::Bytes<bf16>(heads * query_dim) + Scratch::Bytes<SoftmaxState>(heads) +
-                    Scratch::Bytes<float>(heads * sum_dim) + Scratch::Bytes<float>(heads * kPageTokens) + Scratch::Bytes<float>(a.v_dim) +
-                    Scratch::Bytes<bf16>(kTerms * a.rank) + Scratch::Bytes<float>(kTerms * a.v_dim));
-    float* absorbed = scratch.Take<float>(a.rank);
+    scratch.Reserve(Scratch::Bytes<float>(a.rank) + Scratch::Bytes<float>(heads * width) + Scratch::Bytes<SoftmaxState>(heads) +
+                    Scratch::Bytes<float>(heads * a.rank) + Scratch::Bytes<float>(heads * kPageTokens) + Scratch::Bytes<float>(a.v_dim) +
+                    Scratch::Bytes<bf16>(kTerms * a.rank) + Scratch::Bytes<float>(kTerms * a.v_dim) +
+                    (plain ? Scratch::Bytes<bf16>(heads * width) : Scratch::Bytes<float>(kPageTokens * width)));
     float* absorbed_low = scratch.Take<float>(a.rank);
-    bf16* queries = scratch.Take<bf16>(heads * query_dim);
+    float* queries = scratch.Take<float>(heads * width);  // [heads, rank + rope]
     SoftmaxState* states = scratch.Take<SoftmaxState>(heads);
-    float* sums = scratch.Take<float>(heads * sum_dim);
+    float* sums = scratch.Take<float>(heads * a.rank);
     float* scores = scratch.Take<float>(heads * kPageTokens);
     float* value = scratch.Take<float>(a.v_dim);
     bf16* latent = scratch.Take<bf16>(kTerms * a.rank);
     float* products = scratch.Take<float>(kTerms * a.v_dim);
+    bf16* plain_queries = plain ? scratch.Take<bf16>(heads * width) : nullptr;  // all latent parts, then all rotary ones
+    float* widened = plain ? nullptr : scratch.Take<float>(kPageTokens * width);
 
-    bf16* q_rope = queries + heads * a.rank;  // one term: all latent parts, then all rotary ones
     for (int64_t h = 0; h < heads; ++h) {
       const bf16* q = a.q + (row.row * a.terms * a.heads + first_head + h) * head_dim;
       const bf16* q_low = q + a.heads * head_dim;
@@ -231,40 +252,34 @@ void HostOps::AttendAbsorbed(const MlaAttentionArgs& a) {
           kernels_.linear(a.k_b.Rows((first_head + h) * a.rank, a.rank), query, a.nope, 1, out_row, a.rank, 0, a.rank);
         }
       };
+      float* absorbed = queries + h * width;
       absorb(q, absorbed);
-      if (a.terms == 1) {
-        kernels_.to_bf16(absorbed, queries + h * a.rank, a.rank);
-        std::copy_n(q + a.nope, a.rope_dim, q_rope + h * a.rope_dim);
+      if (plain) {
+        kernels_.to_bf16(absorbed, plain_queries + h * a.rank, a.rank);
+        std::copy_n(q + a.nope, a.rope_dim, plain_queries + heads * a.rank + h * a.rope_dim);
         continue;
       }
-      absorb(q_low, absorbed_low);
-      for (int64_t i = 0; i < a.rank; ++i) absorbed[i] += absorbed_low[i];
-      SplitTerms(kernels_, absorbed, a.rank, a.terms, latent);
-      bf16* out = queries + h * query_dim;
-      for (const bool high : {true, true, false}) {
-        out = std::copy_n(high ? latent : latent + a.rank, a.rank, out);
-        out = std::copy_n((high ? q : q_low) + a.nope, a.rope_dim, out);
+      if (a.terms > 1) {
+        absorb(q_low, absorbed_low);
+        for (int64_t i = 0; i < a.rank; ++i) absorbed[i] += absorbed_low[i];
       }
+      kernels_.widen_bf16(q + a.nope, 0, a.terms > 1 ? a.heads * head_dim : 0, 1, a.rope_dim, absorbed + a.rank, 0);
     }
     std::fill_n(states, heads, SoftmaxState{});
-    std::fill_n(sums, heads * sum_dim, 0.0f);
+    std::fill_n(sums, heads * a.rank, 0.0f);
     for (int64_t page_begin = 0; page_begin <= row.position; page_begin += kPageTokens) {
-      const bf16* cached = a.kv->rows(row.sequence->pages[page_begin / kPageTokens], a.layer);
+      const int32_t page = row.sequence->pages[page_begin / kPageTokens];
       const int64_t seen = std::min(kPageTokens, row.position - page_begin + 1);
-      if (a.terms == 1) {
-        kernels_.mla_absorbed(queries, q_rope, cached, seen, heads, a.rank, a.rope_dim, a.softmax_scale, states, sums, scores);
-        continue;
-      }
-      for (int64_t h = 0; h < heads; ++h) {
-        kernels_.attention_expanded(queries + h * query_dim, cached, 2 * width, cached, 2 * width, cached, 2 * width, seen, 2 * width, width,
-                                    2 * width, a.softmax_scale, &states[h], sums + h * sum_dim, scores);
+      if (plain) {
+        kernels_.mla_absorbed(plain_queries, plain_queries + heads * a.rank, pages.rows(page), seen, heads, a.rank, a.rope_dim, a.softmax_scale,
+                              states, sums, scores);
+      } else {
+        pages.Widen(kernels_, page, seen, widened);
+        kernels_.attend(queries, heads, widened, width, widened, width, seen, width, a.rank, a.softmax_scale, states, sums, scores);
       }
     }
     for (int64_t h = 0; h < heads; ++h) {
-      float* sum = sums + h * sum_dim;
-      if (a.terms > 1) {
-        for (int64_t i = 0; i < a.rank; ++i) sum[i] += sum[width + i];
-      }
+      float* sum = sums + h * a.rank;
       Normalise(states[h], sum, a.rank);
       SplitTerms(kernels_, sum, a.rank, a.terms, latent);
       LinearTerms(kernels_.linear, ValueRows(a, first_head + h), latent, a.rank, 1, a.terms, value, a.v_dim, 0, a.v_dim, products);

@@ -81,10 +81,12 @@ class HostDeviceImpl : public HostDevice {
     if (options.memory_budget_bytes != 0) budget_->limit = options.memory_budget_bytes;
     caps_.kind = "host";
     caps_.activation_terms = options.activation_terms;
-    caps_.numerics = HostNumerics(isa, options.activation_terms);
+    caps_.kv_dtype = options.kv_dtype;
+    caps_.numerics = HostNumerics(isa, options.activation_terms, options.kv_dtype);
     caps_.description = absl::StrCat(num_threads, num_threads == 1 ? " thread" : " threads",
                                      pool_.num_pools() > 1 ? absl::StrCat(" in ", pool_.num_pools(), " pools") : "", ", ", Sv(IsaName(isa)),
-                                     options.activation_terms > 1 ? ", activations in two BF16 terms" : "", " (supported: ", SupportedNames(), ")");
+                                     options.activation_terms > 1 ? ", activations in two BF16 terms" : "",
+                                     options.kv_dtype == DType::kF8E4M3 ? ", KV in FP8" : "", " (supported: ", SupportedNames(), ")");
     caps_.memory_budget_bytes = budget_->limit;
     caps_.num_threads = num_threads;
   }
@@ -155,10 +157,11 @@ class HostDeviceImpl : public HostDevice {
 }  // namespace
 
 // Rises when the order of a sum changes: KV pages of an older order, found in memory after an upgrade, are not shared.
-constexpr int kSumOrders = 2;
+constexpr int kSumOrders = 3;
 
-std::string HostNumerics(Isa isa, int activation_terms) {
-  return absl::StrCat("host/", Sv(IsaName(isa)), activation_terms > 1 ? "/exact2" : "/exact", "/", kSumOrders);
+std::string HostNumerics(Isa isa, int activation_terms, DType kv_dtype) {
+  return absl::StrCat("host/", Sv(IsaName(isa)), activation_terms > 1 ? "/exact2" : "/exact", kv_dtype == DType::kF8E4M3 ? "/kv8" : "", "/",
+                      kSumOrders);
 }
 
 absl::StatusOr<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& options) {
@@ -170,6 +173,9 @@ absl::StatusOr<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceO
   }
   if (options.activation_terms < 1 || options.activation_terms > 2) {
     return absl::InvalidArgumentError(absl::StrCat("host device: activations of ", options.activation_terms, " BF16 terms; supported: 1, 2"));
+  }
+  if (options.kv_dtype != DType::kBF16 && options.kv_dtype != DType::kF8E4M3) {
+    return absl::InvalidArgumentError(absl::StrCat("host device: KV in ", Sv(DTypeName(options.kv_dtype)), "; supported: BF16, F8_E4M3"));
   }
   if (options.num_threads < 0 || options.num_pools < 1 || (!options.cpus.empty() && static_cast<int>(options.cpus.size()) != options.num_pools)) {
     return absl::InvalidArgumentError(

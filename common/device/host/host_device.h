@@ -26,13 +26,14 @@ struct HostDeviceOptions {
   // 1: matrix inputs and KV are plain BF16. 2: both are high + low (terms.h): F32 accuracy (mean logit error 1e-5 instead of 1e-2) for twice the KV bytes
   // and, where weights do not come from DRAM, about twice the time. The KV pool must be made for it: Model::kv_geometry has the row.
   int activation_terms = 1;
+  DType kv_dtype = DType::kBF16;  // or kF8E4M3: of the KV pool
   // Multiply-adds under which an op runs on the calling thread alone: waking another costs about 5 us. Moves time, never a bit of the result.
   int64_t parallel_work_min = 128 * 1024;
   int64_t spin_ns = 50'000;  // how long a pool's thread without work spins before it sleeps (thread_pool.h)
 };
 
 // DeviceCaps::numerics of a host device made with these, for who must name it before it is made.
-std::string HostNumerics(Isa isa, int activation_terms);
+std::string HostNumerics(Isa isa, int activation_terms, DType kv_dtype);
 
 class HostDevice : public Device {
  public:

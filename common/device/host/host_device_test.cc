@@ -60,7 +60,7 @@ TEST(HostDevice, AFullBudgetIsAnErrorWithNumbersAndFreedBytesComeBack) {
 
 TEST(HostDevice, NamesItsNumerics) {
   for (const Isa isa : SupportedIsas()) {
-    EXPECT_EQ(MakeDevice(isa, 2)->caps().numerics, "host/" + std::string(IsaName(isa)) + "/exact/2");
+    EXPECT_EQ(MakeDevice(isa, 2)->caps().numerics, "host/" + std::string(IsaName(isa)) + "/exact/3");
   }
 }
 
@@ -229,7 +229,9 @@ class MlaTest : public ::testing::Test {
 
   // Attention of one query by its definition, in double, from the cached rows.
   std::vector<double> Reference(const KvPool& kv, int64_t position, int64_t head) {
-    auto cached = [&](int64_t j, int64_t i) { return static_cast<double>(ToFloat(kv.rows(pages_[j / 64], 1)[j % 64 * (kRank + kRope) + i])); };
+    auto cached = [&](int64_t j, int64_t i) {
+      return static_cast<double>(ToFloat(reinterpret_cast<const bf16*>(kv.layer(pages_[j / 64], 1))[j % 64 * (kRank + kRope) + i]));
+    };
     auto expanded = [&](int64_t j, int64_t row) {
       double sum = 0;
       for (int64_t i = 0; i < kRank; ++i) sum += cached(j, i) * ToFloat(kv_b_[static_cast<size_t>((head * (kNope + kV) + row) * kRank + i)]);

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "common/device/host/host_ops.h"
+#include "common/device/host/kv_rows.h"
 #include "common/device/host/row_list.h"
 #include "common/device/host/terms.h"
 
@@ -12,11 +13,6 @@ namespace {
 
 // Queries of a task, all of one KV head: what a page's keys and values are widened for once, bounded by their sums' place in the second-level cache.
 constexpr int64_t kQueriesAtOnce = 192;
-
-// The place of a KV head's vectors in a page's layer, [2 (keys, values), kv_heads, 64, terms, head_dim].
-bf16* HeadRun(const KvPool& kv, int32_t page, int64_t layer, bool values, int64_t head, int64_t kv_heads, int64_t vector_elements) {
-  return kv.rows(page, layer) + ((values ? kv_heads : 0) + head) * kPageTokens * vector_elements;
-}
 
 void AddBias(const float* bias, float* x, int64_t n) {
   if (bias == nullptr) return;
@@ -55,7 +51,7 @@ void HostOps::GqaWriteKv(Stream& stream, const GqaWriteKvArgs& a) {
   if (!host.alive()) return;
   const auto [rows, count] = ListRows(host, a.sequences, a.num_sequences);
   const int64_t width = a.kv_heads * a.head_dim;
-  const int64_t vector_elements = a.terms * a.head_dim;
+  const HeadRows cached(*a.kv, a.layer, a.kv_heads, a.head_dim, a.terms);
   pool_.ParallelFor(Parallel(count * width * 8), count, [&, rows = rows](int64_t task, int) {
     const auto& [sequence, row, position] = rows[task];
     if (position < sequence->write_from) return;
@@ -64,12 +60,9 @@ void HostOps::GqaWriteKv(Stream& stream, const GqaWriteKvArgs& a) {
     PrepareHeads(k, a.k_bias, a.norm, a.rope, position, a.kv_heads, a.head_dim);
     AddBias(a.v_bias, v, width);
     const int32_t page = sequence->pages[position / kPageTokens];
-    const int64_t place = position % kPageTokens * vector_elements;
     for (int64_t head = 0; head < a.kv_heads; ++head) {
-      SplitTerms(kernels_, k + head * a.head_dim, a.head_dim, a.terms,
-                 HeadRun(*a.kv, page, a.layer, false, head, a.kv_heads, vector_elements) + place);
-      SplitTerms(kernels_, v + head * a.head_dim, a.head_dim, a.terms,
-                 HeadRun(*a.kv, page, a.layer, true, head, a.kv_heads, vector_elements) + place);
+      cached.Write(kernels_, page, HeadRows::Part::kKeys, head, position % kPageTokens, k + head * a.head_dim);
+      cached.Write(kernels_, page, HeadRows::Part::kValues, head, position % kPageTokens, v + head * a.head_dim);
     }
   });
 }
@@ -97,7 +90,7 @@ void HostOps::GqaAttention(Stream& stream, const GqaAttentionArgs& a) {
     }
   }
   const int64_t dim = a.head_dim;
-  const int64_t low = a.terms > 1 ? dim : 0;
+  const HeadRows cached(*a.kv, a.layer, a.kv_heads, dim, a.terms);
 
   pool_.ParallelFor(Parallel(2 * work * a.heads * dim), static_cast<int64_t>(blocks.size()) * a.kv_heads, [&](int64_t task, int worker) {
     const Block& block = blocks[static_cast<size_t>(task / a.kv_heads)];
@@ -131,9 +124,8 @@ void HostOps::GqaAttention(Stream& stream, const GqaAttentionArgs& a) {
     for (int64_t page_begin = 0; page_begin < end_position; page_begin += kPageTokens) {
       const int64_t filled = std::min(kPageTokens, end_position - page_begin);
       const int32_t page = sequence.pages[page_begin / kPageTokens];
-      const int64_t ld = a.terms * dim;
-      kernels_.widen_bf16(HeadRun(*a.kv, page, a.layer, false, kv_head, a.kv_heads, ld), ld, low, filled, dim, keys, dim);
-      kernels_.widen_bf16(HeadRun(*a.kv, page, a.layer, true, kv_head, a.kv_heads, ld), ld, low, filled, dim, values, dim);
+      cached.Widen(kernels_, page, HeadRows::Part::kKeys, kv_head, filled, keys);
+      cached.Widen(kernels_, page, HeadRows::Part::kValues, kv_head, filled, values);
       // Rows within this page see a part of it each, rows behind it all of it.
       int64_t i = std::max<int64_t>(0, page_begin - first_position);
       for (; i < block.count && first_position + i + 1 < page_begin + kPageTokens; ++i) attend(i, 1, first_position + i - page_begin + 1);

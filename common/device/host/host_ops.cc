@@ -7,6 +7,7 @@
 #include "common/base/ceil_div.h"
 #include "common/base/check.h"
 #include "common/device/host/blocking.h"
+#include "common/device/host/kv_rows.h"
 #include "common/device/host/row_list.h"
 #include "common/device/host/row_to_float.h"
 #include "common/device/host/terms.h"
@@ -99,22 +100,32 @@ void HostOps::GatherRows(Stream& stream, const GatherRowsArgs& a) {
 void HostOps::MlaWriteKv(Stream& stream, const MlaWriteKvArgs& a) {
   if (!AsHost(stream).alive()) return;
   const int64_t rope_dim = 2 * a.rope.half;
+  const LatentRows cached(*a.kv, a.layer, a.rank, rope_dim, a.terms);
   const auto [rows, count] = ListRows(AsHost(stream), a.sequences, a.num_sequences);
   pool_.ParallelFor(Parallel(count * (a.rank + rope_dim) * 4), count, [&, rows = rows](int64_t task, int worker) {
     const auto& [sequence, row, position] = rows[task];
     if (position < sequence->write_from) return;
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
     const int64_t width = a.rank + rope_dim;
-    scratch.Reserve(Scratch::Bytes<float>(rope_dim) + Scratch::Bytes<bf16>(a.terms * rope_dim) + Scratch::Bytes<bf16>(a.terms * a.rank));
+    scratch.Reserve(Scratch::Bytes<float>(rope_dim) + Scratch::Bytes<float>(a.rank) + Scratch::Bytes<bf16>(a.terms * rope_dim) +
+                    Scratch::Bytes<bf16>(a.terms * a.rank));
     float* key = scratch.Take<float>(rope_dim);
-    bf16* key_terms = scratch.Take<bf16>(a.terms * rope_dim);
-    bf16* latent_terms = scratch.Take<bf16>(a.terms * a.rank);
     const float* in = a.kv_a + row * width;
-    NormTerms(kernels_, in, a.norm_weight, a.eps, a.rank, a.terms, latent_terms);
     std::copy_n(in + a.rank, rope_dim, key);
     RopeInterleaved(key, a.rope.cos + position * a.rope.half, a.rope.sin + position * a.rope.half, a.rope.half);
+    const int32_t page = sequence->pages[position / kPageTokens];
+    if (cached.f8()) {
+      float* latent = scratch.Take<float>(a.rank);
+      const float scale = RmsScale(in, a.rank, a.eps);
+      for (int64_t i = 0; i < a.rank; ++i) latent[i] = in[i] * scale * a.norm_weight[i];
+      cached.WriteF8(kernels_, page, position % kPageTokens, latent, key);
+      return;
+    }
+    bf16* key_terms = scratch.Take<bf16>(a.terms * rope_dim);
+    bf16* latent_terms = scratch.Take<bf16>(a.terms * a.rank);
+    NormTerms(kernels_, in, a.norm_weight, a.eps, a.rank, a.terms, latent_terms);
     SplitTerms(kernels_, key, rope_dim, a.terms, key_terms);
-    bf16* out = a.kv->rows(sequence->pages[position / kPageTokens], a.layer) + position % kPageTokens * a.terms * width;
+    bf16* out = cached.rows(page) + position % kPageTokens * a.terms * width;
     for (int64_t term = 0; term < a.terms; ++term) {
       std::copy_n(latent_terms + term * a.rank, a.rank, out + term * width);
       std::copy_n(key_terms + term * rope_dim, rope_dim, out + term * width + a.rank);

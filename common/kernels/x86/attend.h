@@ -30,6 +30,18 @@ void WidenBf16(const bf16* src, int64_t ld, int64_t low, int64_t rows, int64_t n
   }
 }
 
+template <class V>
+void WidenF8(const uint8_t* codes, int64_t ld, const float* scales, int64_t rows, int64_t n, float* dst, int64_t ld_dst) {
+  for (int64_t r = 0; r < rows; ++r) {
+    const uint8_t* from = codes + r * ld;
+    float* to = dst + r * ld_dst;
+    const typename V::F scale = V::Set(scales[r] * 256.0f);  // LoadF8 gives 2^-8 of a code's value
+    int64_t i = 0;
+    for (; i + V::kLanes <= n; i += V::kLanes) V::Store(to + i, V::Mul(V::LoadF8(from + i), scale));
+    if (i < n) V::StoreN(to + i, V::Mul(V::LoadF8N(from + i, n - i), scale), n - i);
+  }
+}
+
 // scores[t * 64 + 0..3] of T queries, [T, n], and the four positions that `keys` names.
 template <class V, int T>
 __attribute__((noinline)) void AttendTile(const float* q, const float* const (&keys)[kTilePositions], int64_t n, float scale, float* scores) {

@@ -31,6 +31,7 @@ struct TableOf {
       .mla_absorbed = MlaAbsorbed<Path>,
       .attention_expanded = AttentionExpanded<Path>,
       .widen_bf16 = WidenBf16<V>,
+      .widen_f8 = WidenF8<V>,
       .attend = Attend<Path>,
   };
 };
