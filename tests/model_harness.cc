@@ -97,6 +97,7 @@ absl::StatusOr<std::vector<float>> ModelHarness::Step(Form form, const std::vect
                                .start_position = part.stream->length,
                                .write_from = part.stream->valid,
                                .pages = part.stream->pages.data()});
+    batch.prior_hidden.push_back(part.stream->hidden_at == part.stream->length - 1 && part.stream->length > 0 ? part.stream->hidden.data() : nullptr);
     batch.token_ids.insert(batch.token_ids.end(), part.ids.begin(), part.ids.end());
     batch.logit_rows.push_back(static_cast<int32_t>(batch.token_ids.size()) - 1);
     part.stream->length += static_cast<int64_t>(part.ids.size());
@@ -110,6 +111,40 @@ absl::StatusOr<std::vector<float>> ModelHarness::Step(Form form, const std::vect
     for (const absl::Status& status : runner_->Run(*stream_, *kv_, batch, logits.data(), hooks)) RETURN_IF_ERROR(status);
   } else {
     RETURN_IF_ERROR(model_->Forward(*stream_, *workspace_, *kv_, batch, logits.data(), hooks));
+  }
+  if (!model_->has_mtp()) return logits;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    TestStream& stream = *parts[i].stream;
+    stream.hidden.resize(static_cast<size_t>(model_->config().hidden_size));
+    stream.hidden_at = stream.length - 1;
+    const int64_t row = batch.sequences[i].first_row + batch.sequences[i].num_rows - 1;
+    RETURN_IF_ERROR(form == Form::kDecode ? runner_->ReadHidden(*stream_, row, stream.hidden.data())
+                                          : model_->ReadHidden(*stream_, *workspace_, row, stream.hidden.data()));
+  }
+  return logits;
+}
+
+absl::StatusOr<std::vector<float>> ModelHarness::PrefillHidden(int64_t rows) {
+  const int64_t width = model_->config().hidden_size;
+  std::vector<float> hidden(static_cast<size_t>(rows * width));
+  for (int64_t row = 0; row < rows; ++row) RETURN_IF_ERROR(model_->ReadHidden(*stream_, *workspace_, row, hidden.data() + row * width));
+  return hidden;
+}
+
+absl::StatusOr<std::vector<float>> ModelHarness::Draft(const std::vector<DraftPart>& parts) {
+  ForwardBatch batch;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    const DraftPart& part = parts[i];
+    batch.token_ids.push_back(part.id);
+    batch.sequences.push_back(
+        {.first_row = static_cast<int64_t>(i), .num_rows = 1, .start_position = part.at, .write_from = part.at, .pages = part.stream->pages.data()});
+    batch.prior_hidden.push_back(part.hidden->data());
+    batch.logit_rows.push_back(static_cast<int32_t>(i));
+  }
+  std::vector<float> logits(parts.size() * static_cast<size_t>(vocab()));
+  RETURN_IF_ERROR(runner_->Draft(*stream_, *kv_, batch, logits.data()));
+  for (size_t i = 0; i < parts.size(); ++i) {
+    RETURN_IF_ERROR(runner_->ReadHidden(*stream_, static_cast<int64_t>(i), parts[i].hidden->data()));
   }
   return logits;
 }

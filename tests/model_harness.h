@@ -27,6 +27,9 @@ struct TestStream {
   std::vector<int32_t> pages;
   int64_t length = 0;
   int64_t valid = 0;  // positions below are queried, not written
+  // With an MTP module: the hidden state at `hidden_at`, the last position computed.
+  std::vector<float> hidden;
+  int64_t hidden_at = -1;
 };
 
 class ModelHarness {
@@ -59,6 +62,17 @@ class ModelHarness {
   };
   // One Forward: appends each part's ids to its stream. Logits [rows, vocab] of every row, or of each part's last row.
   absl::StatusOr<std::vector<float>> Step(Form form, const std::vector<Part>& parts, bool all_logits, const ForwardHooks* hooks = nullptr);
+  // The MTP module's logits [parts, vocab] of the token at position at + 1, from the one at `at` and the hidden state at at - 1, in whose place it
+  // leaves its own.
+  struct DraftPart {
+    const TestStream* stream;
+    int32_t id;
+    int64_t at;
+    std::vector<float>* hidden;
+  };
+  absl::StatusOr<std::vector<float>> Draft(const std::vector<DraftPart>& parts);
+  // Hidden states [rows, hidden] of the last Step in the prefill form.
+  absl::StatusOr<std::vector<float>> PrefillHidden(int64_t rows);
   // The ids through as many steps of at most `chunk` rows as they need; logits of all rows if wanted, else of the last one.
   absl::StatusOr<std::vector<float>> Feed(Form form, TestStream& stream, const std::vector<int32_t>& ids, int64_t chunk, bool all_logits,
                                           const ForwardHooks* hooks = nullptr);

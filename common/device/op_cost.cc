@@ -83,7 +83,7 @@ OpCost CostOf(const EmbedArgs& a) {
 
 OpCost CostOf(const RmsNormArgs& a) {
   const double n = static_cast<double>(a.m) * a.n;
-  return {.flops = 4 * n, .weight_bytes = kF32 * a.n, .activation_bytes = n * (kF32 + a.terms * kBf16), .kv_bytes = 0};
+  return {.flops = 4 * n, .weight_bytes = kF32 * a.n, .activation_bytes = n * (kF32 + (a.f32 != nullptr ? kF32 : a.terms * kBf16)), .kv_bytes = 0};
 }
 
 OpCost CostOf(const LinearArgs& a) {

@@ -43,7 +43,9 @@ struct RmsNormArgs {
   float eps = 0;
   int64_t m = 0, n = 0;
   int terms = 1;
-  bf16* out = nullptr;  // [M, T, n]
+  bf16* out = nullptr;   // [M, T, n], terms ldo apart
+  int64_t ldo = 0;       // 0: n
+  float* f32 = nullptr;  // [M, n]: where given, the result goes here unrounded, and `out` is not written
 };
 
 struct LinearArgs {
@@ -127,7 +129,7 @@ struct MlaRopeQueryArgs {
   bf16* out = nullptr;  // [M, T, heads, nope + rope]
 };
 
-// Causal attention of each row over positions 0..its own. kPrefill: keys and values are expanded through kv_b; kDecode: kv_b is absorbed into the
+// Causal attention of each row over positions skip..its own. kPrefill: keys and values are expanded through kv_b; kDecode: kv_b is absorbed into the
 // query and the output. A row's result depends on its position, the pages and the form, not on the batch or the chunk.
 struct MlaAttentionArgs {
   Form form = Form::kDecode;
@@ -139,6 +141,7 @@ struct MlaAttentionArgs {
   int64_t heads = 0, nope = 0, rope_dim = 0, v_dim = 0, rank = 0;
   float softmax_scale = 0;
   int64_t layer = 0;
+  int64_t skip = 0;  // positions below are not attended, and have no rows: 1 for an MTP layer, whose slot 0 is empty (docs/kv-pool.md)
   const KvPool* kv = nullptr;
   DType kv_dtype = DType::kBF16;  // the pool's
   const KvSequence* sequences = nullptr;
@@ -191,6 +194,7 @@ struct GqaAttentionArgs {
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   float softmax_scale = 0;
   int64_t layer = 0;
+  int64_t skip = 0;  // as in MlaAttentionArgs
   const KvPool* kv = nullptr;
   DType kv_dtype = DType::kBF16;  // the pool's
   const KvSequence* sequences = nullptr;

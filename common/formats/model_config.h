@@ -98,7 +98,7 @@ struct ModelConfig {
   bool norm_topk_prob = true;
   double routed_scaling_factor = 1.0;
 
-  int64_t num_nextn_predict_layers = 0;  // MTP modules; loaded later, ignored where not used
+  int64_t num_nextn_predict_layers = 0;  // MTP modules (DeepSeek-V3 section 2.2); the first is used, where the checkpoint has it
 
   std::vector<int32_t> eos_token_ids;  // union of config.json, generation_config.json
   std::optional<int32_t> bos_token_id;
@@ -110,6 +110,8 @@ struct ModelConfig {
   // What was assumed, for the log ("rope_scaling.original_max_position_embeddings is missing: ...").
   std::vector<std::string> notes;
 
+  // Layers that have KV: the first MTP module's is the last of them, also for a checkpoint that turns out to lack it (then nobody writes it).
+  int64_t kv_layers() const { return num_hidden_layers + (num_nextn_predict_layers > 0 ? 1 : 0); }
   bool IsMoeLayer(int64_t layer) const;
   int64_t qk_head_dim() const { return qk_nope_head_dim + qk_rope_head_dim; }
   int64_t mla_row() const { return kv_lora_rank + qk_rope_head_dim; }

@@ -9,6 +9,7 @@
 #include <cmath>
 #include <cstring>
 #include <filesystem>
+#include <iterator>
 #include <system_error>
 #include <utility>
 #include <vector>
@@ -35,6 +36,7 @@ constexpr uint64_t kTokenizerBytesMax = 256 << 20;
 
 struct SynthTensor {
   std::string name;
+  std::string values_of;  // the tensor whose values it has: its own, but for copies
   std::vector<int64_t> shape;
   SynthSpec spec;
 
@@ -64,8 +66,10 @@ double WeightSpread(const ModelConfig& config, const PlannedTensor& tensor) {
 
 std::vector<SynthTensor> DescribeTensors(const ModelConfig& config) {
   std::vector<SynthTensor> out;
-  for (const PlannedTensor& planned : PlanTensors(config)) {
-    SynthTensor tensor{planned.name, planned.shape, {}};
+  std::vector<PlannedTensor> plan = PlanTensors(config), mtp = PlanMtpTensors(config);
+  plan.insert(plan.end(), std::make_move_iterator(mtp.begin()), std::make_move_iterator(mtp.end()));
+  for (const PlannedTensor& planned : plan) {
+    SynthTensor tensor{planned.name, planned.copy_of.empty() ? planned.name : planned.copy_of, planned.shape, {}};
     switch (planned.role) {
       case TensorRole::kEmbedding: tensor.spec = {DType::kBF16, 0.0, 1.0}; break;
       // Logits of spread 3: clear favourites, but no certainty.
@@ -81,6 +85,7 @@ std::vector<SynthTensor> DescribeTensors(const ModelConfig& config) {
       continue;
     }
     SynthTensor scale{planned.name + "_scale_inv",
+                      planned.name + "_scale_inv",
                       {ScaleBlocks(planned.shape[0]), ScaleBlocks(planned.shape[1])},
                       {DType::kF32, tensor.spec.spread / kF8CodeSpread, 0.25, /*log_normal=*/true}};
     tensor.spec = {DType::kF8E4M3, 0.0, kF8CodeSpread};
@@ -230,7 +235,7 @@ absl::Status WriteSynthCheckpoint(const std::string& config_json, const SynthOpt
     const std::string header = ShardHeader(shard);
     RETURN_IF_ERROR(file.Write(header.data(), header.size()));
     for (const SynthTensor& tensor : shard.tensors) {
-      RETURN_IF_ERROR(values.Stream(tensor.name, tensor.spec, tensor.count(), [&](const void* data, uint64_t bytes) {
+      RETURN_IF_ERROR(values.Stream(tensor.values_of, tensor.spec, tensor.count(), [&](const void* data, uint64_t bytes) {
         RETURN_IF_ERROR(file.Write(data, bytes));
         done += bytes;
         if (options.progress) options.progress(done, total);

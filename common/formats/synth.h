@@ -22,7 +22,7 @@ struct SynthOptions {
 
 // `config_json`: a config.json of a supported architecture; with quantization_config the linear weights are FP8 E4M3
 // with 128x128 scales, else BF16. Values keep activations near unit size through any depth, so that answers are finite
-// and varied. MTP layers (num_nextn_predict_layers) are left out: they are optional in a checkpoint and not used yet.
+// and varied. With num_nextn_predict_layers one MTP module is written, its embedding and head the main model's, as in DeepSeek's own checkpoints.
 // config.json is written last, so that an interrupted run leaves no directory that passes for a model. Memory stays at
 // a few pools of some megabytes for any size. Errors: InvalidArgument (config, vocabulary too small for the byte-level
 // tokenizer), FailedPrecondition (out_dir not empty), ResourceExhausted (disk too small, said before writing), NotFound

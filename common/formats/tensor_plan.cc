@@ -1,5 +1,6 @@
 #include "common/formats/tensor_plan.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -10,36 +11,63 @@ namespace hearth {
 namespace {
 
 constexpr char kScaleSuffix[] = "_scale_inv";
+constexpr char kEmbeddingName[] = "model.embed_tokens.weight";
+constexpr char kHeadName[] = "lm_head.weight";
 
 class PlanBuilder {
  public:
   explicit PlanBuilder(const ModelConfig& config) : c_(config) {}
 
   std::vector<PlannedTensor> Build() {
-    Add(TensorRole::kEmbedding, "model.embed_tokens.weight", {c_.vocab_size, c_.hidden_size}).may_be_blocks = true;
-    for (layer_ = 0; layer_ < c_.num_hidden_layers; ++layer_) {
-      prefix_ = absl::StrCat("model.layers.", layer_, ".");
-      Add(TensorRole::kNorm, "input_layernorm.weight", {c_.hidden_size});
-      if (c_.attention == AttentionKind::kMla) {
-        AddMla();
-      } else {
-        AddGqa();
-      }
-      Add(TensorRole::kNorm, "post_attention_layernorm.weight", {c_.hidden_size});
-      if (c_.IsMoeLayer(layer_)) {
-        AddMoe();
-      } else {
-        AddDense("mlp.", c_.intermediate_size);
-      }
+    Add(TensorRole::kEmbedding, kEmbeddingName, {c_.vocab_size, c_.hidden_size}).may_be_blocks = true;
+    for (int64_t layer = 0; layer < c_.num_hidden_layers; ++layer) {
+      EnterLayer(layer);
+      AddDecoderLayer();
     }
     layer_ = -1;
     prefix_.clear();
     Add(TensorRole::kNorm, "model.norm.weight", {c_.hidden_size});
-    if (!c_.tie_word_embeddings) Add(TensorRole::kHead, "lm_head.weight", {c_.vocab_size, c_.hidden_size}).may_be_blocks = true;
+    if (!c_.tie_word_embeddings) Add(TensorRole::kHead, kHeadName, {c_.vocab_size, c_.hidden_size}).may_be_blocks = true;
+    return std::move(plan_);
+  }
+
+  std::vector<PlannedTensor> BuildMtp() {
+    EnterLayer(c_.num_hidden_layers);
+    AddCopy(TensorRole::kEmbedding, "embed_tokens.weight", kEmbeddingName);
+    Add(TensorRole::kNorm, "enorm.weight", {c_.hidden_size});
+    Add(TensorRole::kNorm, "hnorm.weight", {c_.hidden_size});
+    AddLinear("eh_proj.weight", c_.hidden_size, 2 * c_.hidden_size);
+    AddDecoderLayer();
+    Add(TensorRole::kNorm, "shared_head.norm.weight", {c_.hidden_size});
+    if (c_.tie_word_embeddings) {
+      AddCopy(TensorRole::kEmbedding, "shared_head.head.weight", kEmbeddingName);
+    } else {
+      AddCopy(TensorRole::kHead, "shared_head.head.weight", kHeadName);
+    }
     return std::move(plan_);
   }
 
  private:
+  void EnterLayer(int64_t layer) {
+    layer_ = layer;
+    prefix_ = absl::StrCat("model.layers.", layer, ".");
+  }
+
+  void AddDecoderLayer() {
+    Add(TensorRole::kNorm, "input_layernorm.weight", {c_.hidden_size});
+    if (c_.attention == AttentionKind::kMla) {
+      AddMla();
+    } else {
+      AddGqa();
+    }
+    Add(TensorRole::kNorm, "post_attention_layernorm.weight", {c_.hidden_size});
+    if (c_.IsMoeLayer(layer_)) {
+      AddMoe();
+    } else {
+      AddDense("mlp.", c_.intermediate_size);
+    }
+  }
+
   void AddMla() {
     const int64_t q_rows = c_.num_attention_heads * c_.qk_head_dim();
     if (c_.q_lora_rank) {
@@ -100,6 +128,12 @@ class PlanBuilder {
 
   PlannedTensor& Add(TensorRole role, const std::string& name, std::vector<int64_t> shape) {
     return plan_.emplace_back(PlannedTensor{prefix_ + name, role, std::move(shape), layer_, -1});
+  }
+  // Of a main model's tensor [vocab, hidden].
+  void AddCopy(TensorRole role, const std::string& name, const char* of) {
+    PlannedTensor& tensor = Add(role, name, {c_.vocab_size, c_.hidden_size});
+    tensor.may_be_blocks = true;
+    tensor.copy_of = of;
   }
   void AddLinear(const std::string& name, int64_t rows, int64_t columns) {
     PlannedTensor& tensor = Add(TensorRole::kLinear, name, {rows, columns});
@@ -204,6 +238,20 @@ std::string QueryRankHint(const ModelConfig& config, const Checkpoint& checkpoin
 
 std::vector<PlannedTensor> PlanTensors(const ModelConfig& config) { return PlanBuilder(config).Build(); }
 
+std::vector<PlannedTensor> PlanMtpTensors(const ModelConfig& config) {
+  if (config.num_nextn_predict_layers == 0) return {};
+  return PlanBuilder(config).BuildMtp();
+}
+
+std::string MtpTensorName(const ModelConfig& config, std::string_view name) {
+  return absl::StrCat("model.layers.", config.num_hidden_layers, ".", Sv(name));
+}
+
+bool HasMtpModule(const std::vector<PlannedTensor>& mtp_plan, const Checkpoint& checkpoint) {
+  return std::any_of(mtp_plan.begin(), mtp_plan.end(),
+                     [&](const PlannedTensor& planned) { return planned.copy_of.empty() && checkpoint.Find(planned.name) != nullptr; });
+}
+
 absl::Status CheckPlan(const ModelConfig& config, const std::vector<PlannedTensor>& plan, const Checkpoint& checkpoint) {
   NameList missing;
   size_t needed = plan.size();
@@ -211,7 +259,7 @@ absl::Status CheckPlan(const ModelConfig& config, const std::vector<PlannedTenso
   for (const PlannedTensor& planned : plan) {
     const CheckpointTensor* tensor = checkpoint.Find(planned.name);
     if (tensor == nullptr) {
-      missing.Add(planned.name);
+      if (planned.copy_of.empty()) missing.Add(planned.name);
       continue;
     }
     first_error.Update(CheckTensor(config, planned, *tensor, checkpoint, needed, missing));

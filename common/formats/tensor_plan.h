@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "common/base/dtype.h"
@@ -35,10 +36,20 @@ struct PlannedTensor {
   int64_t expert = -1;  // routed experts only
   bool may_be_fp8 = false;
   bool may_be_blocks = false;  // quant_blocks.h
+  // The MTP module's embedding and head: checkpoints repeat the main model's tensor of this name. May be missing, and is then that tensor.
+  std::string copy_of;
 };
 
-// In the order in which a pass needs them. MTP layers are left out (they are not used yet).
+// In the order in which a pass needs them, without the MTP module.
 std::vector<PlannedTensor> PlanTensors(const ModelConfig& config);
+
+// The first MTP module, layer num_hidden_layers (DeepSeek-V3 section 2.2): a decoder layer between eh_proj, which joins the next token's embedding
+// (enorm) with a hidden state (hnorm), and shared_head. Empty where the config has none.
+std::vector<PlannedTensor> PlanMtpTensors(const ModelConfig& config);
+// "model.layers.61.eh_proj.weight"
+std::string MtpTensorName(const ModelConfig& config, std::string_view name);
+// A checkpoint may lack the module that its config names (conversions leave it out). One that has some of it must have all of it: CheckPlan.
+bool HasMtpModule(const std::vector<PlannedTensor>& mtp_plan, const Checkpoint& checkpoint);
 
 // Holds the plan against a checkpoint: every tensor there, shape and dtype right, each FP8 weight with an F32 (or BF16)
 // scale of ceil(rows/128) x ceil(cols/128), no scale without weight, no FP8 without quantization_config; INT4 nibbles with a BF16 scale for each 32 of

@@ -3,9 +3,11 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <map>
 #include <numeric>
 
+#include "common/formats/file_io.h"
 #include "common/formats/tensor_plan.h"
 #include "common/shm/expert_record.h"
 #include "common/shm/weight_image.h"
@@ -14,6 +16,54 @@ namespace hearth {
 namespace {
 
 constexpr uint64_t AlignUp(uint64_t n, uint64_t align) { return (n + align - 1) / align * align; }
+
+// Whether two tensors of a checkpoint hold the same bytes; reads both, up to the first difference.
+absl::StatusOr<bool> AreEqual(const Checkpoint& checkpoint, const CheckpointTensor& a, const CheckpointTensor& b) {
+  if (a.dtype != b.dtype || a.bytes != b.bytes) return false;
+  constexpr uint64_t kStep = 4 << 20;
+  std::array<std::string, 2> bytes;
+  std::array<OpenedFile, 2> files;
+  const std::array<const CheckpointTensor*, 2> tensors = {&a, &b};
+  const auto path = [&](size_t i) -> const std::string& { return checkpoint.files()[static_cast<size_t>(tensors[i]->file)].path; };
+  for (size_t i = 0; i < 2; ++i) {
+    ASSIGN_OR_RETURN(files[i], OpenRegularFile(path(i)));
+  }
+  for (uint64_t at = 0; at < a.bytes; at += kStep) {
+    for (size_t i = 0; i < 2; ++i) {
+      bytes[i].resize(std::min(kStep, a.bytes - at));
+      RETURN_IF_ERROR(ReadExactly(files[i].fd.get(), path(i), tensors[i]->offset + at, bytes[i].data(), bytes[i].size()));
+    }
+    if (bytes[0] != bytes[1]) return false;
+  }
+  return true;
+}
+
+// The MTP module's tensors that the image holds: all, or none where the checkpoint lacks it. A copy of a tensor of the main model, which costs
+// gigabytes in a large one, is not held twice once its bytes have proved equal.
+absl::StatusOr<std::vector<PlannedTensor>> PlanMtp(const Checkpoint& checkpoint, ModelConfig& config) {
+  std::vector<PlannedTensor> planned = PlanMtpTensors(config);
+  if (planned.empty()) return planned;
+  if (!HasMtpModule(planned, checkpoint)) {
+    config.notes.push_back(absl::StrCat("config.json names an MTP module (num_nextn_predict_layers = ", config.num_nextn_predict_layers,
+                                        "), the checkpoint has no tensor of it: no speculation"));
+    return std::vector<PlannedTensor>();
+  }
+  RETURN_IF_ERROR(CheckPlan(config, planned, checkpoint));
+  std::vector<PlannedTensor> held;
+  for (PlannedTensor& tensor : planned) {
+    if (!tensor.copy_of.empty()) {
+      const CheckpointTensor* copy = checkpoint.Find(tensor.name);
+      if (copy == nullptr) continue;
+      const CheckpointTensor* original = checkpoint.Find(tensor.copy_of);
+      if (original != nullptr) {
+        ASSIGN_OR_RETURN(const bool equal, AreEqual(checkpoint, *copy, *original));
+        if (equal) continue;
+      }
+    }
+    held.push_back(std::move(tensor));
+  }
+  return held;
+}
 
 // Adds rows and sources to a plan, handing out places in the segments.
 class Layouter {
@@ -248,8 +298,10 @@ absl::StatusOr<ImagePlan> PlanImage(const std::string& model_dir, int num_shards
   if (!config.ok()) return Annotate(config.status(), model_dir);
   plan.config = *std::move(config);
   ASSIGN_OR_RETURN(plan.checkpoint, Checkpoint::Open(model_dir));
-  const std::vector<PlannedTensor> planned = PlanTensors(plan.config);
+  std::vector<PlannedTensor> planned = PlanTensors(plan.config);
   RETURN_IF_ERROR(CheckPlan(plan.config, planned, plan.checkpoint));
+  ASSIGN_OR_RETURN(std::vector<PlannedTensor> mtp, PlanMtp(plan.checkpoint, plan.config));
+  planned.insert(planned.end(), std::make_move_iterator(mtp.begin()), std::make_move_iterator(mtp.end()));
 
   Layouter layouter(plan, num_shards);
   std::map<std::pair<int64_t, int64_t>, std::array<std::string, 3>> experts;

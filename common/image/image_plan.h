@@ -1,6 +1,6 @@
 // Where every byte of a checkpoint goes in a weight image: rows of the manifest, and the copies that fill them. Layout:
 // docs/weight-image.md. Room: common/image. May touch: common/{formats,shm,base}. Threads: any; a value, const
-// once made. Reads headers only, no weight.
+// once made. Reads headers, and of the weights only the tensors that an MTP module repeats.
 #pragma once
 
 #include <cstdint>

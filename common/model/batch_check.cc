@@ -53,4 +53,26 @@ absl::Status CheckBatch(const ModelConfig& config, const KvGeometry& expected, c
   return absl::OkStatus();
 }
 
+absl::Status CheckPriorHidden(const ForwardBatch& batch) {
+  for (size_t i = 0; i < batch.sequences.size(); ++i) {
+    const KvSequence& s = batch.sequences[i];
+    if (s.start_position == 0 || s.write_from > s.start_position) continue;
+    if (i >= batch.prior_hidden.size() || batch.prior_hidden[i] == nullptr) {
+      return Bad("sequence ", i, " writes position ", s.start_position, " without the hidden state at the one before: begin there, or bring it");
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status CheckDraft(const ForwardBatch& batch) {
+  if (batch.form != Form::kDecode) return Bad("drafts are made in the decode form");
+  if (batch.logit_rows.size() != batch.token_ids.size()) return Bad("a draft wants the logits of every row");
+  for (size_t i = 0; i < batch.sequences.size(); ++i) {
+    const KvSequence& s = batch.sequences[i];
+    if (s.num_rows != 1 || s.start_position < 1) return Bad("draft ", i, " has ", s.num_rows, " rows from position ", s.start_position);
+    if (i >= batch.prior_hidden.size() || batch.prior_hidden[i] == nullptr) return Bad("draft ", i, " has no hidden state");
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace hearth

@@ -15,7 +15,12 @@ absl::Status DecoderPass::Run(float* logits) {
     Layer(layer);
     RETURN_IF_ERROR(ShowLayer(layer));
   }
-  if (logits != nullptr && !c_.batch.logit_rows.empty()) Logits(logits);
+  if (logits != nullptr && !c_.batch.logit_rows.empty()) Logits(c_.weights.final_norm, c_.weights.head, logits);
+  if (c_.weights.mtp.has_value()) {
+    KeepHidden(c_.weights.final_norm);
+    WriteMtpKv();
+    RETURN_IF_ERROR(ShowLayerDone(c_.config.num_hidden_layers));
+  }
   return c_.stream.Synchronize();
 }
 
@@ -77,18 +82,7 @@ void DecoderPass::LatentAttention(const MlaWeights& weights, int64_t layer) {
                                   .num_sequences = num_sequences,
                                   .terms = w.terms,
                                   .out = w.q_rotated.as<bf16>()});
-  Linear(weights.kv_a, w.normed, m_, w.kv_a);
-  c_.ops.MlaWriteKv(c_.stream, {.kv_a = w.kv_a.as<float>(),
-                                .norm_weight = weights.kv_a_norm.data(),
-                                .eps = static_cast<float>(c.rms_norm_eps),
-                                .rope = c_.rope,
-                                .rank = c.kv_lora_rank,
-                                .terms = w.terms,
-                                .layer = layer,
-                                .kv = &c_.kv,
-                                .kv_dtype = c_.kv.geometry().dtype,
-                                .sequences = sequences,
-                                .num_sequences = num_sequences});
+  WriteLatent(weights, layer, c_.batch.sequences);
   c_.ops.MlaAttention(c_.stream, {.form = c_.batch.form,
                                   .q = w.q_rotated.as<bf16>(),
                                   .kv_b = weights.kv_b,
@@ -101,6 +95,7 @@ void DecoderPass::LatentAttention(const MlaWeights& weights, int64_t layer) {
                                   .rank = c.kv_lora_rank,
                                   .softmax_scale = static_cast<float>(c.SoftmaxScale()),
                                   .layer = layer,
+                                  .skip = layer < c.num_hidden_layers ? 0 : 1,
                                   .kv = &c_.kv,
                                   .kv_dtype = c_.kv.geometry().dtype,
                                   .sequences = sequences,
@@ -115,29 +110,66 @@ void DecoderPass::GroupedAttention(const GqaWeights& weights, int64_t layer) {
   ForwardWorkspace& w = c_.workspace;
   const KvSequence* sequences = c_.batch.sequences.data();
   const int64_t num_sequences = static_cast<int64_t>(c_.batch.sequences.size());
-  const auto norm = [&](const HeadProjection& of) -> HeadNorm {
-    if (c.qk_norm == QkNorm::kNone) return {};
-    return {.over = c.qk_norm == QkNorm::kPerHead ? HeadNorm::Over::kHead : HeadNorm::Over::kAllHeads,
-            .weight = of.norm.data(),
-            .eps = static_cast<float>(c.rms_norm_eps)};
-  };
 
   Linear(weights.q.w, w.normed, m_, w.q);
   c_.ops.GqaRotateQuery(c_.stream, {.q = w.q.as<float>(),
                                     .bias = weights.q.bias.data(),
-                                    .norm = norm(weights.q),
+                                    .norm = NormOf(weights.q),
                                     .rope = c_.rope,
                                     .heads = c.num_attention_heads,
                                     .head_dim = c.qk_head_dim(),
                                     .sequences = sequences,
                                     .num_sequences = num_sequences});
+  WriteKeysValues(weights, layer, c_.batch.sequences);
+  c_.ops.GqaAttention(c_.stream, {.q = w.q.as<float>(),
+                                  .heads = c.num_attention_heads,
+                                  .kv_heads = c.num_key_value_heads,
+                                  .head_dim = c.qk_head_dim(),
+                                  .softmax_scale = static_cast<float>(c.SoftmaxScale()),
+                                  .layer = layer,
+                                  .skip = layer < c.num_hidden_layers ? 0 : 1,
+                                  .kv = &c_.kv,
+                                  .kv_dtype = c_.kv.geometry().dtype,
+                                  .sequences = sequences,
+                                  .num_sequences = num_sequences,
+                                  .terms = w.terms,
+                                  .out = w.attended.as<bf16>()});
+}
+
+void DecoderPass::WriteKv(const AttentionWeights& weights, int64_t layer, const std::vector<KvSequence>& sequences) {
+  if (weights.mla.has_value()) {
+    WriteLatent(*weights.mla, layer, sequences);
+  } else {
+    WriteKeysValues(*weights.gqa, layer, sequences);
+  }
+}
+
+void DecoderPass::WriteLatent(const MlaWeights& weights, int64_t layer, const std::vector<KvSequence>& sequences) {
+  ForwardWorkspace& w = c_.workspace;
+  Linear(weights.kv_a, w.normed, m_, w.kv_a);
+  c_.ops.MlaWriteKv(c_.stream, {.kv_a = w.kv_a.as<float>(),
+                                .norm_weight = weights.kv_a_norm.data(),
+                                .eps = static_cast<float>(c_.config.rms_norm_eps),
+                                .rope = c_.rope,
+                                .rank = c_.config.kv_lora_rank,
+                                .terms = w.terms,
+                                .layer = layer,
+                                .kv = &c_.kv,
+                                .kv_dtype = c_.kv.geometry().dtype,
+                                .sequences = sequences.data(),
+                                .num_sequences = static_cast<int64_t>(sequences.size())});
+}
+
+void DecoderPass::WriteKeysValues(const GqaWeights& weights, int64_t layer, const std::vector<KvSequence>& sequences) {
+  const ModelConfig& c = c_.config;
+  ForwardWorkspace& w = c_.workspace;
   Linear(weights.k.w, w.normed, m_, w.k);
   Linear(weights.v.w, w.normed, m_, w.v);
   c_.ops.GqaWriteKv(c_.stream, {.k = w.k.as<float>(),
                                 .v = w.v.as<float>(),
                                 .k_bias = weights.k.bias.data(),
                                 .v_bias = weights.v.bias.data(),
-                                .norm = norm(weights.k),
+                                .norm = NormOf(weights.k),
                                 .rope = c_.rope,
                                 .kv_heads = c.num_key_value_heads,
                                 .head_dim = c.qk_head_dim(),
@@ -145,20 +177,15 @@ void DecoderPass::GroupedAttention(const GqaWeights& weights, int64_t layer) {
                                 .layer = layer,
                                 .kv = &c_.kv,
                                 .kv_dtype = c_.kv.geometry().dtype,
-                                .sequences = sequences,
-                                .num_sequences = num_sequences});
-  c_.ops.GqaAttention(c_.stream, {.q = w.q.as<float>(),
-                                  .heads = c.num_attention_heads,
-                                  .kv_heads = c.num_key_value_heads,
-                                  .head_dim = c.qk_head_dim(),
-                                  .softmax_scale = static_cast<float>(c.SoftmaxScale()),
-                                  .layer = layer,
-                                  .kv = &c_.kv,
-                                  .kv_dtype = c_.kv.geometry().dtype,
-                                  .sequences = sequences,
-                                  .num_sequences = num_sequences,
-                                  .terms = w.terms,
-                                  .out = w.attended.as<bf16>()});
+                                .sequences = sequences.data(),
+                                .num_sequences = static_cast<int64_t>(sequences.size())});
+}
+
+HeadNorm DecoderPass::NormOf(const HeadProjection& projection) const {
+  if (c_.config.qk_norm == QkNorm::kNone) return {};
+  return {.over = c_.config.qk_norm == QkNorm::kPerHead ? HeadNorm::Over::kHead : HeadNorm::Over::kAllHeads,
+          .weight = projection.norm.data(),
+          .eps = static_cast<float>(c_.config.rms_norm_eps)};
 }
 
 // The gate chooses from the F32 residual; then routed experts, then the shared expert on top of their sum (DESIGN section 7).
@@ -227,15 +254,15 @@ void DecoderPass::Mlp(const MlpWeights& weights) {
   Linear(weights.down, w.ffn_act, m_, w.projected);
 }
 
-void DecoderPass::Logits(float* logits) {
+void DecoderPass::Logits(const VectorF32& norm, const WeightView& head, float* logits) {
   ForwardWorkspace& w = c_.workspace;
   const int64_t rows = static_cast<int64_t>(c_.batch.logit_rows.size());
   const int64_t hidden = c_.config.hidden_size;
   std::copy(c_.batch.logit_rows.begin(), c_.batch.logit_rows.end(), w.logit_row_ids.as<int32_t>());
   c_.ops.GatherRows(c_.stream,
                     {.x = w.residual.as<float>(), .rows = w.logit_row_ids.as<int32_t>(), .m = rows, .n = hidden, .out = w.last.as<float>()});
-  Norm(w.last.as<float>(), c_.weights.final_norm, rows, hidden, w.last_normed);
-  Linear(c_.weights.head, w.last_normed, rows, w.logits);
+  Norm(w.last.as<float>(), norm, rows, hidden, w.last_normed);
+  Linear(head, w.last_normed, rows, w.logits);
   c_.ops.ToHost(c_.stream, {.device = w.logits.data(), .host = logits, .bytes = static_cast<uint64_t>(rows * c_.config.vocab_size) * sizeof(float)});
 }
 
@@ -270,10 +297,13 @@ absl::Status DecoderPass::ShowLayer(int64_t layer) {
     RETURN_IF_ERROR(c_.stream.Synchronize());
     c_.hooks->on_layer(layer, residual.data(), m_, hidden);
   }
-  if (layer >= 0 && c_.hooks->on_layer_done) {
-    RETURN_IF_ERROR(c_.stream.Synchronize());
-    if (!c_.hooks->on_layer_done(layer)) return absl::CancelledError(absl::StrCat("the pass was ended after layer ", layer));
-  }
+  return layer < 0 ? absl::OkStatus() : ShowLayerDone(layer);
+}
+
+absl::Status DecoderPass::ShowLayerDone(int64_t layer) {
+  if (c_.hooks == nullptr || !c_.hooks->on_layer_done) return absl::OkStatus();
+  RETURN_IF_ERROR(c_.stream.Synchronize());
+  if (!c_.hooks->on_layer_done(layer)) return absl::CancelledError(absl::StrCat("the pass was ended after layer ", layer));
   return absl::OkStatus();
 }
 

@@ -35,6 +35,8 @@ class DecoderPass {
 
   // logits [logit_rows, vocab] f32 on the host; may be null when none are wanted.
   absl::Status Run(float* logits);
+  // The MTP module's pass instead of the decoder's: Model::Draft.
+  absl::Status Draft(float* logits);
 
  private:
   void Embed();
@@ -43,16 +45,28 @@ class DecoderPass {
   void Attention(const AttentionWeights& w, int64_t layer);
   void LatentAttention(const MlaWeights& w, int64_t layer);
   void GroupedAttention(const GqaWeights& w, int64_t layer);
+  // What a layer caches of each position, from normed.
+  void WriteKv(const AttentionWeights& w, int64_t layer, const std::vector<KvSequence>& sequences);
+  void WriteLatent(const MlaWeights& w, int64_t layer, const std::vector<KvSequence>& sequences);
+  HeadNorm NormOf(const HeadProjection& projection) const;
+  void WriteKeysValues(const GqaWeights& w, int64_t layer, const std::vector<KvSequence>& sequences);
   void Moe(const LayerWeights& layer_weights, int64_t layer);
   // projected = down(silu(gate(normed)) * up(normed))
   void Mlp(const MlpWeights& w);
-  void Logits(float* logits);
+  // Of the residual stream's rows that are wanted: norm, head.
+  void Logits(const VectorF32& norm, const WeightView& head, float* logits);
+
+  // mtp_pass.cc
+  void KeepHidden(const VectorF32& norm);
+  void WriteMtpKv();
+  void JoinMtpInput();
 
   void Norm(const float* x, const VectorF32& weight, int64_t m, int64_t n, Buffer& out);
   void Linear(const WeightView& w, const Buffer& x, int64_t m, Buffer& y);
   void AddTo(Buffer& y, const Buffer& x);  // y += x, both [M, hidden]
 
   absl::Status ShowLayer(int64_t layer);
+  absl::Status ShowLayerDone(int64_t layer);
   void ShowGate(int64_t layer);
   // Once all work so far is done; an error ends the pass at the layer's end.
   void TakeTurn(const std::function<void(int64_t)>& turn, int64_t layer);

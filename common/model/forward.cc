@@ -46,14 +46,15 @@ class BoundModel : public Model {
 
   const ModelConfig& config() const override { return config_; }
   int64_t num_shards() const override { return image_->num_shards(); }
+  bool has_mtp() const override { return weights_.mtp.has_value(); }
   KvGeometry kv_geometry() const override {
-    return {.layers = static_cast<uint32_t>(config_.num_hidden_layers),
+    return {.layers = static_cast<uint32_t>(weights_.layers.size()),
             .row_elements = static_cast<uint32_t>(config_.KvRow(device_.caps().kv_dtype, device_.caps().activation_terms)),
             .dtype = device_.caps().kv_dtype};
   }
 
   absl::StatusOr<std::unique_ptr<Workspace>> MakeWorkspace(int64_t max_rows, int64_t max_logit_rows) const override {
-    ASSIGN_OR_RETURN(std::unique_ptr<Workspace> workspace, ForwardWorkspace::Make(config_, device_, max_rows, max_logit_rows));
+    ASSIGN_OR_RETURN(std::unique_ptr<Workspace> workspace, ForwardWorkspace::Make(config_, has_mtp(), device_, max_rows, max_logit_rows));
     return workspace;
   }
 
@@ -61,20 +62,41 @@ class BoundModel : public Model {
                        const ForwardHooks* hooks) const override {
     ForwardWorkspace& buffers = static_cast<ForwardWorkspace&>(workspace);
     RETURN_IF_ERROR(CheckBatch(config_, kv_geometry(), kv.geometry(), buffers.rows, buffers.logit_rows, batch));
-    DecoderPass pass({.config = config_,
-                      .weights = weights_,
-                      .rope = rope_.view,
-                      .num_shards = num_shards(),
-                      .ops = device_.ops(),
-                      .stream = stream,
-                      .workspace = buffers,
-                      .kv = kv,
-                      .batch = batch,
-                      .hooks = hooks});
-    return pass.Run(logits);
+    if (has_mtp()) RETURN_IF_ERROR(CheckPriorHidden(batch));
+    return Pass(stream, buffers, kv, batch, hooks).Run(logits);
+  }
+
+  absl::Status Draft(Stream& stream, Workspace& workspace, const KvPool& kv, const ForwardBatch& batch, float* logits) const override {
+    ForwardWorkspace& buffers = static_cast<ForwardWorkspace&>(workspace);
+    if (!has_mtp()) return absl::FailedPreconditionError("this checkpoint has no MTP module to draft with");
+    RETURN_IF_ERROR(CheckBatch(config_, kv_geometry(), kv.geometry(), buffers.rows, buffers.logit_rows, batch));
+    RETURN_IF_ERROR(CheckDraft(batch));
+    return Pass(stream, buffers, kv, batch, nullptr).Draft(logits);
+  }
+
+  absl::Status ReadHidden(Stream& stream, const Workspace& workspace, int64_t row, float* out) const override {
+    const ForwardWorkspace& buffers = static_cast<const ForwardWorkspace&>(workspace);
+    if (!has_mtp() || row < 0 || row >= buffers.rows) return absl::InvalidArgumentError(absl::StrCat("no hidden state is kept of row ", row));
+    device_.ops().ToHost(stream, {.device = buffers.hidden.as<float>() + row * config_.hidden_size,
+                                  .host = out,
+                                  .bytes = static_cast<uint64_t>(config_.hidden_size) * sizeof(float)});
+    return stream.Synchronize();
   }
 
  private:
+  DecoderPass Pass(Stream& stream, ForwardWorkspace& buffers, const KvPool& kv, const ForwardBatch& batch, const ForwardHooks* hooks) const {
+    return DecoderPass({.config = config_,
+                        .weights = weights_,
+                        .rope = rope_.view,
+                        .num_shards = num_shards(),
+                        .ops = device_.ops(),
+                        .stream = stream,
+                        .workspace = buffers,
+                        .kv = kv,
+                        .batch = batch,
+                        .hooks = hooks});
+  }
+
   const ModelConfig config_;
   const std::shared_ptr<const WeightImage> image_;
   Device& device_;

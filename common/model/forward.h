@@ -23,6 +23,9 @@ struct ForwardBatch {
   std::vector<int32_t> token_ids;     // [M]
   std::vector<KvSequence> sequences;  // their rows cover [0, M) without gap
   std::vector<int32_t> logit_rows;    // rows whose logits are wanted; empty for prefill chunks
+  // With an MTP module: a sequence's hidden state (Model::ReadHidden, [hidden] f32 on the host) at the position before its first row, from which
+  // the first row's MTP slot is written. Null at position 0, and where that slot is not written because the row is only queried.
+  std::vector<const float*> prior_hidden;  // [sequences]
 };
 
 // For tests and status: looks at what passes by. Called in order, on the thread of Forward, after the op has completed. Host pointers.
@@ -44,6 +47,9 @@ class Model {
 
   virtual const ModelConfig& config() const = 0;
   virtual int64_t num_shards() const = 0;
+  // Whether the image has the checkpoint's MTP module (DeepSeek-V3 section 2.2). Then Forward also writes the MTP layer's KV, whose slot j is made
+  // from the hidden state at j - 1 and token j (so slot 0 is empty): a position is complete when all of its slots are.
+  virtual bool has_mtp() const = 0;
   // A pool of this geometry (num_pages left 0) holds this model's KV.
   virtual KvGeometry kv_geometry() const = 0;
 
@@ -59,6 +65,14 @@ class Model {
   // Errors: InvalidArgument for a batch that contradicts itself (ids outside the vocabulary, too many rows); Cancelled when a hook ended the pass.
   virtual absl::Status Forward(Stream& stream, Workspace& workspace, const KvPool& kv, const ForwardBatch& batch, float* logits,
                                const ForwardHooks* hooks) const = 0;
+
+  // One draft for each sequence by the MTP module: its one row is the token at start_position, prior_hidden the hidden state at the position before; the
+  // logits are of the token at start_position + 1. The decode form. Writes the row's MTP slot, which is the slot's right content where prior_hidden
+  // is of the main model; to go on from a draft, prior_hidden is the module's own state of the call before (ReadHidden), and what that leaves in the
+  // slot must be written again before it is believed.
+  virtual absl::Status Draft(Stream& stream, Workspace& workspace, const KvPool& kv, const ForwardBatch& batch, float* logits) const = 0;
+  // The hidden state of a row of the workspace's last Forward or Draft, out [hidden] f32 on the host. Only with an MTP module.
+  virtual absl::Status ReadHidden(Stream& stream, const Workspace& workspace, int64_t row, float* out) const = 0;
 };
 
 }  // namespace hearth

@@ -6,6 +6,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/formats/tensor_plan.h"
 
 namespace hearth {
 namespace {
@@ -137,6 +138,23 @@ absl::Status BindMoe(const ModelConfig& c, const WeightImage& image, const Binde
   return absl::OkStatus();
 }
 
+absl::Status BindMtp(const ModelConfig& c, const WeightImage& image, const Binder& bind, ModelWeights& weights) {
+  MtpWeights& mtp = weights.mtp.emplace();
+  // Left out of the image where they repeat the main model's.
+  const auto own_or = [&](const char* name, const WeightView& main, WeightView& out) -> absl::Status {
+    const std::string full = MtpTensorName(c, name);
+    if (image.Tensor(full).ok()) return bind.Matrix(full, c.vocab_size, c.hidden_size, out);
+    out = main;
+    return absl::OkStatus();
+  };
+  RETURN_IF_ERROR(own_or("embed_tokens.weight", weights.embedding, mtp.embedding));
+  RETURN_IF_ERROR(own_or("shared_head.head.weight", weights.head, mtp.head));
+  RETURN_IF_ERROR(bind.Vector(MtpTensorName(c, "enorm.weight"), c.hidden_size, mtp.enorm));
+  RETURN_IF_ERROR(bind.Vector(MtpTensorName(c, "hnorm.weight"), c.hidden_size, mtp.hnorm));
+  RETURN_IF_ERROR(bind.Matrix(MtpTensorName(c, "eh_proj.weight"), c.hidden_size, 2 * c.hidden_size, mtp.eh_proj));
+  return bind.Vector(MtpTensorName(c, "shared_head.norm.weight"), c.hidden_size, mtp.head_norm);
+}
+
 }  // namespace
 
 absl::StatusOr<ModelWeights> BindWeights(const ModelConfig& config, const std::shared_ptr<const WeightImage>& image, Device& device) {
@@ -149,9 +167,11 @@ absl::StatusOr<ModelWeights> BindWeights(const ModelConfig& config, const std::s
   } else {
     RETURN_IF_ERROR(bind.Matrix("lm_head.weight", config.vocab_size, config.hidden_size, weights.head));
   }
-  weights.layers.resize(static_cast<size_t>(config.num_hidden_layers));
+  const bool has_mtp = config.num_nextn_predict_layers > 0 && image->Tensor(MtpTensorName(config, "eh_proj.weight")).ok();
+  if (has_mtp) RETURN_IF_ERROR(BindMtp(config, *image, bind, weights));
+  weights.layers.resize(static_cast<size_t>(config.num_hidden_layers + (has_mtp ? 1 : 0)));
   std::vector<int64_t> moe_layers;
-  for (int64_t i = 0; i < config.num_hidden_layers; ++i) {
+  for (int64_t i = 0; i < static_cast<int64_t>(weights.layers.size()); ++i) {
     LayerWeights& layer = weights.layers[static_cast<size_t>(i)];
     const std::string prefix = absl::StrCat("model.layers.", i, ".");
     RETURN_IF_ERROR(BindAttention(config, bind, prefix, layer.attention));

@@ -76,11 +76,22 @@ struct LayerWeights {
   std::optional<MoeWeights> moe;  // or one of experts
 };
 
+// The MTP module around its decoder layer (DeepSeek-V3 section 2.2, figure 3).
+struct MtpWeights {
+  WeightView embedding;  // [vocab, hidden]; the main model's where the image has no other
+  VectorF32 enorm;       // [hidden], of the embedding
+  VectorF32 hnorm;       // [hidden], of the hidden state
+  WeightView eh_proj;    // [hidden, 2 hidden]: embedding, then hidden state
+  VectorF32 head_norm;   // [hidden]
+  WeightView head;       // [vocab, hidden]; likewise
+};
+
 struct ModelWeights {
-  WeightView embedding;  // [vocab, hidden]
-  std::vector<LayerWeights> layers;
-  VectorF32 final_norm;                   // [hidden]
-  WeightView head;                        // [vocab, hidden]; the embedding where they are tied
+  WeightView embedding;              // [vocab, hidden]
+  std::vector<LayerWeights> layers;  // the MTP module's, if there is one, is the last
+  VectorF32 final_norm;              // [hidden]
+  WeightView head;                   // [vocab, hidden]; the embedding where they are tied
+  std::optional<MtpWeights> mtp;
   std::unique_ptr<ExpertSource> experts;  // null without MoE layers
 };
 

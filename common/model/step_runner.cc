@@ -97,6 +97,7 @@ std::vector<absl::Status> StepRunner::Run(Stream& stream, const KvPool& kv, cons
   const bool can_be_cut = batch.sequences.size() >= 2;
   const StepOrder order = can_be_cut ? chooser_.Next(rows) : StepOrder::kJoint;
   const int64_t begin_ns = device_.Now();
+  cut_row_ = 0;
   std::vector<absl::Status> statuses(batch.sequences.size());
   if (order == StepOrder::kJoint) {
     std::fill(statuses.begin(), statuses.end(), model_.Forward(stream, *parts_[0].workspace, kv, batch, logits, hooks));
@@ -118,6 +119,16 @@ std::vector<absl::Status> StepRunner::Run(Stream& stream, const KvPool& kv, cons
   return statuses;
 }
 
+absl::Status StepRunner::Draft(Stream& stream, const KvPool& kv, const ForwardBatch& batch, float* logits) {
+  cut_row_ = 0;
+  return model_.Draft(stream, *parts_[0].workspace, kv, batch, logits);
+}
+
+absl::Status StepRunner::ReadHidden(Stream& stream, int64_t row, float* out) const {
+  const bool in_second = cut_row_ > 0 && row >= cut_row_;
+  return model_.ReadHidden(stream, *parts_[in_second ? 1 : 0].workspace, in_second ? row - cut_row_ : row, out);
+}
+
 void StepRunner::Cut(const ForwardBatch& batch, float* logits) {
   HEARTH_CHECK(std::is_sorted(batch.logit_rows.begin(), batch.logit_rows.end()));
   const int64_t rows = static_cast<int64_t>(batch.token_ids.size());
@@ -126,19 +137,22 @@ void StepRunner::Cut(const ForwardBatch& batch, float* logits) {
   for (size_t at = 2; at < batch.sequences.size(); ++at) {
     if (unevenness(at) < unevenness(cut)) cut = at;
   }
-  const int64_t row = batch.sequences[cut].first_row;
+  const int64_t row = cut_row_ = batch.sequences[cut].first_row;
   const auto logit_cut = std::lower_bound(batch.logit_rows.begin(), batch.logit_rows.end(), static_cast<int32_t>(row));
   for (ForwardBatch* part : {&parts_[0].batch, &parts_[1].batch}) part->form = batch.form;
   ForwardBatch& first = parts_[0].batch;
   first.token_ids.assign(batch.token_ids.begin(), batch.token_ids.begin() + row);
   first.sequences.assign(batch.sequences.begin(), batch.sequences.begin() + static_cast<int64_t>(cut));
   first.logit_rows.assign(batch.logit_rows.begin(), logit_cut);
+  first.prior_hidden = batch.prior_hidden;
+  first.prior_hidden.resize(cut);
   ForwardBatch& second = parts_[1].batch;
   second.token_ids.assign(batch.token_ids.begin() + row, batch.token_ids.end());
   second.sequences.assign(batch.sequences.begin() + static_cast<int64_t>(cut), batch.sequences.end());
   for (KvSequence& sequence : second.sequences) sequence.first_row -= row;
   second.logit_rows.assign(logit_cut, batch.logit_rows.end());
   for (int32_t& logit_row : second.logit_rows) logit_row -= static_cast<int32_t>(row);
+  second.prior_hidden.assign(batch.prior_hidden.begin() + static_cast<int64_t>(std::min(cut, batch.prior_hidden.size())), batch.prior_hidden.end());
   parts_[0].logits = logits;
   parts_[1].logits = logits == nullptr ? nullptr : logits + static_cast<int64_t>(first.logit_rows.size()) * model_.config().vocab_size;
 }

@@ -36,6 +36,11 @@ class StepRunner {
   // standing. logits [logit_rows, vocab] f32 on the host; rows whose sequence failed hold nothing. batch.logit_rows must ascend.
   std::vector<absl::Status> Run(Stream& stream, const KvPool& kv, const ForwardBatch& batch, float* logits, const ForwardHooks* hooks);
 
+  // Model::Draft, one batch whatever the order of steps: it is a single layer.
+  absl::Status Draft(Stream& stream, const KvPool& kv, const ForwardBatch& batch, float* logits);
+  // Model::ReadHidden of a row of the last Run's or Draft's batch.
+  absl::Status ReadHidden(Stream& stream, int64_t row, float* out) const;
+
   std::vector<StepOrderTimes> Look() const { return chooser_.Look(); }
 
  private:
@@ -61,6 +66,7 @@ class StepRunner {
   const Model& model_;
   StepOrderChooser chooser_;
   std::array<Part, 2> parts_;
+  int64_t cut_row_ = 0;  // the second part's first row in the last batch; 0: there was one part
   std::unique_ptr<Places> places_;
 
   // The second micro-batch's job, handed over by `asked_` and back by `done_`.

@@ -6,7 +6,7 @@
 
 namespace hearth {
 
-absl::StatusOr<std::unique_ptr<ForwardWorkspace>> ForwardWorkspace::Make(const ModelConfig& c, Device& device, int64_t max_rows,
+absl::StatusOr<std::unique_ptr<ForwardWorkspace>> ForwardWorkspace::Make(const ModelConfig& c, bool has_mtp, Device& device, int64_t max_rows,
                                                                          int64_t max_logit_rows) {
   if (max_rows < 1 || max_logit_rows < 0) {
     return absl::InvalidArgumentError(absl::StrCat("a workspace for ", max_rows, " rows and ", max_logit_rows, " logit rows: at least 1 and 0"));
@@ -52,6 +52,12 @@ absl::StatusOr<std::unique_ptr<ForwardWorkspace>> ForwardWorkspace::Make(const M
     make(w->expert_weights, max_rows, c.num_experts_per_tok, sizeof(float));
     make(w->moe, max_rows, c.hidden_size, sizeof(float));
     if (c.shared_expert_gate) make(w->shared_gate, max_rows, 1, sizeof(float));
+  }
+  if (has_mtp) {
+    make(w->hidden, 2 * max_rows, c.hidden_size, sizeof(float));
+    make(w->hidden_ids, max_rows, 1, sizeof(int32_t));
+    make(w->previous, max_rows, c.hidden_size, sizeof(float));
+    make(w->joined, max_rows, 2 * terms * c.hidden_size, sizeof(bf16));
   }
   make(w->logit_row_ids, max_logit_rows, 1, sizeof(int32_t));
   make(w->last, max_logit_rows, c.hidden_size, sizeof(float));

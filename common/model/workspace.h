@@ -13,7 +13,8 @@
 namespace hearth {
 
 struct ForwardWorkspace : Model::Workspace {
-  static absl::StatusOr<std::unique_ptr<ForwardWorkspace>> Make(const ModelConfig& config, Device& device, int64_t max_rows, int64_t max_logit_rows);
+  static absl::StatusOr<std::unique_ptr<ForwardWorkspace>> Make(const ModelConfig& config, bool has_mtp, Device& device, int64_t max_rows,
+                                                                int64_t max_logit_rows);
 
   int64_t max_rows() const override { return rows; }
 
@@ -41,6 +42,12 @@ struct ForwardWorkspace : Model::Workspace {
   Buffer expert_weights;  // f32 [top_k]
   Buffer moe;             // f32 [hidden]: sum over the routed experts
   Buffer shared_gate;     // f32 [1]
+
+  // With an MTP module, [rows, ...]:
+  Buffer hidden;      // f32 [2, rows, hidden], not [rows, 2, hidden]: hidden states of the last pass; behind them the ones that came with the batch
+  Buffer hidden_ids;  // i32: of which row of `hidden`
+  Buffer previous;    // f32 [hidden]: the hidden state that a row's MTP slot is made from
+  Buffer joined;      // bf16 [2 hidden]: embedding and hidden state, normed
 
   // [logit_rows, ...]
   Buffer logit_row_ids;  // i32

@@ -72,7 +72,7 @@ Generations::Generations(const NodeConfig& config, Events events)
 absl::StatusOr<Generations::Sizes> Generations::SizesFor(const std::string& config_json, const std::string& generation_config_json) const {
   ASSIGN_OR_RETURN(const ModelConfig model, ParseModelConfig(config_json, generation_config_json));
   Sizes sizes;
-  sizes.geometry.layers = static_cast<uint32_t>(model.num_hidden_layers);
+  sizes.geometry.layers = static_cast<uint32_t>(model.kv_layers());
   sizes.geometry.dtype = config_.kv_type();
   sizes.geometry.row_elements = static_cast<uint32_t>(model.KvRow(config_.kv_type(), config_.activation_terms));
   const uint64_t page_bytes = sizes.geometry.page_bytes();

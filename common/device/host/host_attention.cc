@@ -176,11 +176,13 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
         WriteKeyValue(kernels_, expanded + j * kv_dim, rope, cached_terms > 1 ? rope + width : no_low.data(), a,
                       keys_values + j * (key_dim + value_dim));
       }
+      const int64_t skip = std::max<int64_t>(0, a.skip - page_begin);
+      const bf16* first = keys_values + skip * (key_dim + value_dim);
       for (int64_t i = std::max<int64_t>(0, page_begin - first_position); i < block.count; ++i) {
-        const int64_t seen = std::min(kPageTokens, first_position + i - page_begin + 1);
-        kernels_.attention_expanded(queries + i * (key_dim + a.rope_dim), keys_values, key_dim + value_dim, cached + a.rank, row_elements,
-                                    keys_values + key_dim, key_dim + value_dim, seen, key_dim, a.rope_dim, value_dim, a.softmax_scale, &states[i],
-                                    sums + i * value_dim, scores);
+        const int64_t seen = std::min(kPageTokens, first_position + i - page_begin + 1) - skip;
+        kernels_.attention_expanded(queries + i * (key_dim + a.rope_dim), first, key_dim + value_dim, cached + skip * row_elements + a.rank,
+                                    row_elements, first + key_dim, key_dim + value_dim, seen, key_dim, a.rope_dim, value_dim, a.softmax_scale,
+                                    &states[i], sums + i * value_dim, scores);
       }
     }
     for (int64_t i = 0; i < block.count; ++i) {
@@ -269,13 +271,15 @@ void HostOps::AttendAbsorbed(const MlaAttentionArgs& a) {
     std::fill_n(sums, heads * a.rank, 0.0f);
     for (int64_t page_begin = 0; page_begin <= row.position; page_begin += kPageTokens) {
       const int32_t page = row.sequence->pages[page_begin / kPageTokens];
-      const int64_t seen = std::min(kPageTokens, row.position - page_begin + 1);
+      const int64_t skip = std::max<int64_t>(0, a.skip - page_begin);
+      const int64_t end = std::min(kPageTokens, row.position - page_begin + 1);
       if (plain) {
-        kernels_.mla_absorbed(plain_queries, plain_queries + heads * a.rank, pages.rows(page), seen, heads, a.rank, a.rope_dim, a.softmax_scale,
-                              states, sums, scores);
+        kernels_.mla_absorbed(plain_queries, plain_queries + heads * a.rank, pages.rows(page) + skip * width, end - skip, heads, a.rank, a.rope_dim,
+                              a.softmax_scale, states, sums, scores);
       } else {
-        pages.Widen(kernels_, page, seen, widened);
-        kernels_.attend(queries, heads, widened, width, widened, width, seen, width, a.rank, a.softmax_scale, states, sums, scores);
+        pages.Widen(kernels_, page, end, widened);
+        const float* rows_seen = widened + skip * width;
+        kernels_.attend(queries, heads, rows_seen, width, rows_seen, width, end - skip, width, a.rank, a.softmax_scale, states, sums, scores);
       }
     }
     for (int64_t h = 0; h < heads; ++h) {

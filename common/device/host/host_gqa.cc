@@ -116,12 +116,15 @@ void HostOps::GqaAttention(Stream& stream, const GqaAttentionArgs& a) {
     std::fill_n(states, queries_count, SoftmaxState{});
     std::fill_n(sums, queries_count * dim, 0.0f);
 
-    // Rows [row, row + rows) of the block against the first `seen` positions of the widened page.
+    // Rows [row, row + rows) of the block against the first `seen` positions of the widened page, without those that are skipped.
+    int64_t skip = 0;
     const auto attend = [&](int64_t row, int64_t rows, int64_t seen) {
       const int64_t q = row * group;
-      kernels_.attend(queries + q * dim, rows * group, keys, dim, values, dim, seen, dim, dim, a.softmax_scale, states + q, sums + q * dim, scores);
+      kernels_.attend(queries + q * dim, rows * group, keys + skip * dim, dim, values + skip * dim, dim, seen - skip, dim, dim, a.softmax_scale,
+                      states + q, sums + q * dim, scores);
     };
     for (int64_t page_begin = 0; page_begin < end_position; page_begin += kPageTokens) {
+      skip = std::max<int64_t>(0, a.skip - page_begin);
       const int64_t filled = std::min(kPageTokens, end_position - page_begin);
       const int32_t page = sequence.pages[page_begin / kPageTokens];
       cached.Widen(kernels_, page, HeadRows::Part::kKeys, kv_head, filled, keys);

@@ -30,8 +30,14 @@ void HostOps::Embed(Stream& stream, const EmbedArgs& a) {
 
 void HostOps::RmsNorm(Stream& stream, const RmsNormArgs& a) {
   if (!AsHost(stream).alive()) return;
-  pool_.ParallelFor(Parallel(a.m * a.n), a.m,
-                    [&](int64_t m, int) { NormTerms(kernels_, a.x + m * a.ldx, a.weight, a.eps, a.n, a.terms, a.out + m * a.terms * a.n); });
+  const int64_t ldo = a.ldo == 0 ? a.n : a.ldo;
+  pool_.ParallelFor(Parallel(a.m * a.n), a.m, [&](int64_t m, int) {
+    if (a.f32 != nullptr) {
+      NormF32(a.x + m * a.ldx, a.weight, a.eps, a.n, a.f32 + m * a.n);
+    } else {
+      NormTerms(kernels_, a.x + m * a.ldx, a.weight, a.eps, a.n, a.terms, a.out + m * a.terms * ldo, ldo);
+    }
+  });
 }
 
 void HostOps::Linear(Stream& stream, const LinearArgs& a) {
@@ -123,7 +129,7 @@ void HostOps::MlaWriteKv(Stream& stream, const MlaWriteKvArgs& a) {
     }
     bf16* key_terms = scratch.Take<bf16>(a.terms * rope_dim);
     bf16* latent_terms = scratch.Take<bf16>(a.terms * a.rank);
-    NormTerms(kernels_, in, a.norm_weight, a.eps, a.rank, a.terms, latent_terms);
+    NormTerms(kernels_, in, a.norm_weight, a.eps, a.rank, a.terms, latent_terms, a.rank);
     SplitTerms(kernels_, key, rope_dim, a.terms, key_terms);
     bf16* out = cached.rows(page) + position % kPageTokens * a.terms * width;
     for (int64_t term = 0; term < a.terms; ++term) {
@@ -167,7 +173,7 @@ void HostOps::Gate(Stream& stream, const GateArgs& a) {
   float* logits = scratch.Take<float>(a.m * experts);
 
   pool_.ParallelFor(Parallel(a.m * a.hidden * 4), a.m, [&](int64_t m, int) {
-    NormTerms(kernels_, a.x + m * a.hidden, a.norm_weight, a.eps, a.hidden, kTerms, terms + kTerms * m * a.hidden);
+    NormTerms(kernels_, a.x + m * a.hidden, a.norm_weight, a.eps, a.hidden, kTerms, terms + kTerms * m * a.hidden, a.hidden);
   });
   Product({.w = a.w, .terms = kTerms, .x = terms, .ldx = a.hidden, .m = a.m, .y = logits, .ldy = experts});
   pool_.ParallelFor(Parallel(a.m * experts * 32), a.m, [&](int64_t m, int worker) {

@@ -48,13 +48,18 @@ float RmsScale(const float* x, int64_t n, float eps) {
   return static_cast<float>(1.0 / std::sqrt(SumOfSquares(x, n) / static_cast<double>(n) + eps));
 }
 
-void NormTerms(const KernelTable& kernels, const float* x, const float* weight, float eps, int64_t n, int terms, bf16* out) {
+void NormF32(const float* x, const float* weight, float eps, int64_t n, float* out) {
+  const float scale = RmsScale(x, n, eps);
+  for (int64_t i = 0; i < n; ++i) out[i] = x[i] * scale * weight[i];
+}
+
+void NormTerms(const KernelTable& kernels, const float* x, const float* weight, float eps, int64_t n, int terms, bf16* out, int64_t stride) {
   if (terms == 1) {
     kernels.rms_norm(x, weight, eps, out, n);
     return;
   }
   const float scale = RmsScale(x, n, eps);
-  for (int64_t i = 0; i < n; ++i) Split(x[i] * scale * weight[i], out[i], out[n + i]);
+  for (int64_t i = 0; i < n; ++i) Split(x[i] * scale * weight[i], out[i], out[stride + i]);
 }
 
 void SiluMulTerms(const KernelTable& kernels, const float* gate, const float* up, int64_t n, int terms, bf16* out, int64_t stride) {

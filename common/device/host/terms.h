@@ -17,8 +17,10 @@ namespace hearth {
 void SplitTerms(const KernelTable& kernels, const float* x, int64_t n, int terms, bf16* out);
 // 1 / sqrt(mean of squares + eps), the sum in double, in one order.
 float RmsScale(const float* x, int64_t n, float eps);
-// RMSNorm in F32 (sum of squares in double, in one order), then split.   out [terms, n]
-void NormTerms(const KernelTable& kernels, const float* x, const float* weight, float eps, int64_t n, int terms, bf16* out);
+// RMSNorm in F32.   out [n]
+void NormF32(const float* x, const float* weight, float eps, int64_t n, float* out);
+// The same, then split: `stride` elements lie between a token's terms.
+void NormTerms(const KernelTable& kernels, const float* x, const float* weight, float eps, int64_t n, int terms, bf16* out, int64_t stride);
 // silu(gate) * up, then split: `stride` elements lie between a token's terms.
 void SiluMulTerms(const KernelTable& kernels, const float* gate, const float* up, int64_t n, int terms, bf16* out, int64_t stride);
 
