@@ -180,7 +180,7 @@ TEST_P(Mtp, ADraftWritesTheSlotThatTheNextPassWouldWrite) {
       std::vector<float> state = stream.hidden;
       ASSERT_TRUE(harness_->Draft({{&stream, ids[40], 40, &state}}).ok());
     }
-    const bf16* slots = harness_->kv().rows(0, harness_->model().config().num_hidden_layers);
+    const bf16* slots = reinterpret_cast<const bf16*>(harness_->kv().layer(0, harness_->model().config().num_hidden_layers));
     const int64_t row = harness_->kv().geometry().row_elements;
     if (!draft) {
       EXPECT_TRUE(std::all_of(slots, slots + row, [](bf16 x) { return ToFloat(x) == 0; })) << "slot 0 is empty";

@@ -17,7 +17,7 @@ namespace {
 using ::testing::AllOf;
 using ::testing::HasSubstr;
 
-// Two streams of fable-moe: one decodes at position 70, one at 3; then a prefill chunk of 5.
+// Two streams of fable-moe: one decodes at position 70, one at 3; a draft behind the first; then a prefill chunk of 5.
 std::vector<std::string> ListingOfForward(uint64_t seed) {
   const std::string dir = SourceDir() + "/deploy/models/fable-moe";
   auto config = ReadModelConfig(dir);
@@ -37,9 +37,15 @@ std::vector<std::string> ListingOfForward(uint64_t seed) {
   ForwardBatch decode{.form = Form::kDecode, .token_ids = {5, 6}, .sequences = {}, .logit_rows = {0, 1}};
   decode.sequences = {{.first_row = 0, .num_rows = 1, .start_position = 70, .pages = pages},
                       {.first_row = 1, .num_rows = 1, .start_position = 3, .pages = pages + 2}};
+  const std::vector<float> hidden(256);
+  decode.prior_hidden = {hidden.data(), hidden.data()};
   EXPECT_TRUE((*model)->Forward(*stream, **workspace, *kv, decode, logits.data(), nullptr).ok());
+  ForwardBatch draft{.form = Form::kDecode, .token_ids = {7}, .sequences = {}, .logit_rows = {0}, .prior_hidden = {hidden.data()}};
+  draft.sequences = {{.first_row = 0, .num_rows = 1, .start_position = 71, .pages = pages}};
+  EXPECT_TRUE((*model)->Draft(*stream, **workspace, *kv, draft, logits.data()).ok());
   ForwardBatch prefill{.form = Form::kPrefill, .token_ids = {1, 2, 3, 4, 5}, .sequences = {}, .logit_rows = {}};
   prefill.sequences = {{.first_row = 0, .num_rows = 5, .start_position = 4, .pages = pages + 2}};
+  prefill.prior_hidden = {hidden.data()};
   EXPECT_TRUE((*model)->Forward(*stream, **workspace, *kv, prefill, nullptr, nullptr).ok());
   return device->Lines();
 }
@@ -52,11 +58,14 @@ TEST(RecordingDevice, ForwardListsItsOpsWithShapesAndCosts) {
   const std::vector<std::string> lines = ListingOfForward(1);
   ASSERT_FALSE(lines.empty());
   EXPECT_THAT(lines[0], AllOf(HasSubstr("0 main embed m=2 n=256"), HasSubstr("activations=2048")));
-  EXPECT_EQ(CountOf(lines, " mla_attention decode "), 6) << "a layer each";
+  EXPECT_EQ(CountOf(lines, " mla_attention decode "), 7) << "a layer each, and the draft's";
   EXPECT_EQ(CountOf(lines, " mla_attention prefill "), 6);
-  EXPECT_EQ(CountOf(lines, " gate "), 10) << "five MoE layers in each of two passes";
-  EXPECT_EQ(CountOf(lines, " experts decode "), 5);
-  EXPECT_EQ(CountOf(lines, " to_host "), 1) << "logits of the decode pass only";
+  EXPECT_EQ(CountOf(lines, " gate "), 11) << "five MoE layers in each of two passes, and the draft's";
+  EXPECT_EQ(CountOf(lines, " experts decode "), 6);
+  EXPECT_EQ(CountOf(lines, " to_host "), 2) << "logits of the decode pass and of the draft only";
+  EXPECT_EQ(CountOf(lines, "mla_write_kv layer=6 "), 3) << "each pass leaves the MTP layer's KV, whose slot 0 is empty: the draft at 71 sees 71 rows";
+  EXPECT_EQ(CountOf(lines, absl::StrCat("mla_attention decode layer=6 heads=4 rows=1@71")), 1);
+  EXPECT_EQ(CountOf(lines, absl::StrCat(" kv=", 71 * 80 * 2)), 1);
   // Position 70 sees 71 rows of KV, position 3 sees 4; a row is 64 + 16 BF16 numbers.
   EXPECT_EQ(CountOf(lines, "mla_attention decode layer=0 heads=4 rows=1@70,1@3"), 1);
   EXPECT_EQ(CountOf(lines, absl::StrCat(" kv=", (71 + 4) * 80 * 2)), 6);

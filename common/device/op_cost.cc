@@ -20,9 +20,9 @@ int64_t TotalRows(const KvSequence* sequences, int64_t num_sequences) {
 }
 
 // Positions that the rows of a sequence see, summed: start+1, start+2, ..., start+rows.
-double SeenPositions(const KvSequence& s) {
+double SeenPositions(const KvSequence& s, int64_t skip) {
   const double rows = static_cast<double>(s.num_rows);
-  return rows * s.start_position + rows * (rows + 1) / 2;
+  return rows * (s.start_position - skip) + rows * (rows + 1) / 2;
 }
 
 // Rows whose KV is written.
@@ -133,7 +133,7 @@ OpCost CostOf(const MlaAttentionArgs& a) {
   for (int64_t i = 0; i < a.num_sequences; ++i) {
     const KvSequence& s = a.sequences[i];
     const double rows = static_cast<double>(s.num_rows);
-    const double seen = SeenPositions(s);
+    const double seen = SeenPositions(s, a.skip);
     const double end = static_cast<double>(s.start_position + s.num_rows);
     cost.activation_bytes += rows * heads * (a.nope + a.rope_dim + a.v_dim) * a.terms * kBf16;
     if (a.form == Form::kDecode) {
@@ -167,7 +167,7 @@ OpCost CostOf(const GqaAttentionArgs& a) {
   const double cached = HeadRowsBytes(a.kv_dtype, a.kv_heads, a.head_dim, a.terms);
   for (int64_t i = 0; i < a.num_sequences; ++i) {
     const KvSequence& s = a.sequences[i];
-    cost.flops += 4 * query * SeenPositions(s);
+    cost.flops += 4 * query * SeenPositions(s, a.skip);
     cost.activation_bytes += static_cast<double>(s.num_rows) * query * (kF32 + a.terms * kBf16);
     cost.kv_bytes += static_cast<double>(s.start_position + s.num_rows) * cached;
   }

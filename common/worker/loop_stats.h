@@ -18,6 +18,10 @@ class LoopStats {
   struct View {
     int64_t running = 0, waiting = 0, spare_pages = 0;
     uint64_t tokens_total = 0, prefill_tokens_total = 0, steps_total = 0;
+    uint64_t stream_steps_total =
+        0;  // steps, each counted once for every stream that it gave tokens: tokens over these is what a stream's step yields
+    uint64_t drafts_total = 0, drafts_accepted_total = 0;
+    int64_t draft_depth = 0;       // of the last step
     double tokens_per_second = 0;  // output tokens over the last ten seconds
     double step_ms_p50 = 0, step_ms_p99 = 0;
     std::vector<StepOrderTimes> step_orders;  // of steps that several streams shared
@@ -28,14 +32,25 @@ class LoopStats {
     view_.prefill_tokens_total += static_cast<uint64_t>(tokens);
   }
 
-  void AddStep(int64_t now_ns, int64_t duration_ns, int64_t tokens) {
+  struct Step {
+    int64_t duration_ns = 0;
+    int64_t streams = 0;  // that it gave tokens
+    int64_t tokens = 0;
+    int64_t depth = 0;
+    int64_t drafts = 0, accepted = 0;
+  };
+  void AddStep(int64_t now_ns, const Step& step) {
     std::lock_guard lock(mutex_);
-    view_.tokens_total += static_cast<uint64_t>(tokens);
-    steps_[view_.steps_total++ % steps_.size()] = duration_ns;
+    view_.tokens_total += static_cast<uint64_t>(step.tokens);
+    view_.stream_steps_total += static_cast<uint64_t>(step.streams);
+    view_.drafts_total += static_cast<uint64_t>(step.drafts);
+    view_.drafts_accepted_total += static_cast<uint64_t>(step.accepted);
+    view_.draft_depth = step.depth;
+    steps_[view_.steps_total++ % steps_.size()] = step.duration_ns;
     const int64_t second = now_ns / kSecond;
     Bucket& bucket = buckets_[static_cast<size_t>(second) % buckets_.size()];
     if (bucket.second != second) bucket = {second, 0};
-    bucket.tokens += tokens;
+    bucket.tokens += step.tokens;
   }
 
   void SetGauges(int64_t running, int64_t waiting, int64_t spare_pages) {

@@ -87,6 +87,10 @@ struct LiveStream {
   std::vector<int32_t> pages;  // page i holds positions [64 i, 64 i + 64)
   int64_t valid = 0;           // positions [0, valid) have their KV in every layer
   int64_t sealed_pages = 0;    // pages [0, sealed_pages) are published, or asked to be
+  // With an MTP module: the hidden state at position `hidden_at`, from which the MTP slot of the next one is made. Only this process has it: who takes
+  // a stream over queries that position again.
+  std::vector<float> hidden;
+  int64_t hidden_at = -1;
 };
 
 }  // namespace hearth

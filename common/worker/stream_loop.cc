@@ -237,9 +237,29 @@ void StreamLoop::Admit() {
   }
 }
 
+int64_t StreamLoop::PassFrom(const LiveStream& stream) const {
+  const bool lacks_hidden = model_.has_mtp() && stream.valid > 0 && stream.hidden_at != stream.valid - 1;
+  return lacks_hidden ? stream.valid - 1 : stream.valid;
+}
+
+const float* StreamLoop::PriorHidden(const LiveStream& stream, int64_t from) const {
+  return model_.has_mtp() && from > 0 && stream.hidden_at == from - 1 ? stream.hidden.data() : nullptr;
+}
+
+float* StreamLoop::HiddenAt(int64_t position, LiveStream& stream) {
+  stream.hidden.resize(static_cast<size_t>(model_.config().hidden_size));
+  stream.hidden_at = position;
+  return stream.hidden.data();
+}
+
+bool StreamLoop::LacksPrefillHidden(const LiveStream& stream) const {
+  return stream.valid == stream.request.prefill_until() && PassFrom(stream) < stream.valid;
+}
+
 void StreamLoop::PrefillChunk(LiveStream& stream, int64_t max_tokens) {
   if (prefill_workspace_ == nullptr) {
-    auto made = model_.MakeWorkspace(std::max(options_.idle_chunk_tokens, options_.busy_chunk_tokens), 0);
+    // One row more than a chunk: the position before it.
+    auto made = model_.MakeWorkspace(std::max(options_.idle_chunk_tokens, options_.busy_chunk_tokens) + 1, 0);
     if (!made.ok()) {
       stream.sink->OnError(made.status());
       stream.cancelled.store(true);
@@ -249,19 +269,22 @@ void StreamLoop::PrefillChunk(LiveStream& stream, int64_t max_tokens) {
   }
   const int64_t start = stream.valid;
   const int64_t end = std::min({start + max_tokens, stream.request.prefill_until(), static_cast<int64_t>(stream.pages.size()) * kPageTokens});
-  if (end <= start) return;
+  const int64_t from = PassFrom(stream);
+  if (end <= from) return;
   ForwardBatch batch;
   batch.form = Form::kPrefill;
-  batch.token_ids.assign(stream.request.tokens.begin() + start, stream.request.tokens.begin() + end);
-  batch.sequences.push_back({.first_row = 0, .num_rows = end - start, .start_position = start, .write_from = start, .pages = stream.pages.data()});
+  batch.token_ids.assign(stream.request.tokens.begin() + from, stream.request.tokens.begin() + end);
+  batch.sequences.push_back({.first_row = 0, .num_rows = end - from, .start_position = from, .write_from = start, .pages = stream.pages.data()});
+  batch.prior_hidden.push_back(PriorHidden(stream, from));
   ForwardHooks hooks;
   hooks.on_layer_done = [&](int64_t layer) {
     StillAlive();
     PublishProgress(kv_, stream, end, layer + 1);
     return !stream.cancelled.load(std::memory_order_acquire);
   };
-  const absl::Status status = model_.Forward(*stream_, *prefill_workspace_, kv_, batch, nullptr, &hooks);
+  absl::Status status = model_.Forward(*stream_, *prefill_workspace_, kv_, batch, nullptr, &hooks);
   if (absl::IsCancelled(status)) return;
+  if (status.ok() && model_.has_mtp()) status = model_.ReadHidden(*stream_, *prefill_workspace_, end - from - 1, HiddenAt(end - 1, stream));
   if (!status.ok()) {
     stream.sink->OnError(status);
     stream.cancelled.store(true);

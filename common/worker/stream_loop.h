@@ -35,6 +35,7 @@ struct StreamLoopOptions {
   int64_t max_waiting = 1024;       // beyond it Submit is ResourceExhausted
   int64_t busy_chunk_tokens = 64;   // of a prefill chunk while streams are being decoded here
   int64_t idle_chunk_tokens = 512;  // while none is
+  std::optional<int64_t> drafts;    // that a decode step verifies for a stream; none: as many as pay
   // Of a decode step with several streams (common/model/step_runner.h); none: measured.
   std::optional<StepOrder> step_order;
 };
@@ -77,6 +78,15 @@ class StreamLoop {
   // The store knows that the next worker may take the stream; called once after Offer, unless it was cancelled meanwhile.
   virtual void OnOffered(LiveStream& stream) {}
 
+  // Where a pass that computes position `valid` begins: there, or one earlier where the hidden state that its MTP slot needs is not at hand. What lies
+  // below `valid` is queried only.
+  int64_t PassFrom(const LiveStream& stream) const;
+  // The hidden state before `from`, for ForwardBatch::prior_hidden.
+  const float* PriorHidden(const LiveStream& stream, int64_t from) const;
+  // Where the hidden state at `position`, the last one that is valid, is to be read to, at once.
+  float* HiddenAt(int64_t position, LiveStream& stream);
+  // Position prefill_until is next, and the hidden state before it, of the prefill form, is not at hand: PrefillChunk queries it.
+  bool LacksPrefillHidden(const LiveStream& stream) const;
   // Runs one prefill chunk of at most max_tokens over positions [valid, prefill_until). A cancelled stream is left as it was.
   void PrefillChunk(LiveStream& stream, int64_t max_tokens);
   // Positions [valid, until) are complete in every layer: publishes them and has the pages that became full sealed.

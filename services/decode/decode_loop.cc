@@ -1,6 +1,7 @@
 #include "services/decode/decode_loop.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "common/base/logging.h"
 #include "common/worker/stream_pages.h"
@@ -11,6 +12,10 @@ namespace {
 // A resumed stream recomputes what its pages lack in the decode form, several positions a step: enough to catch up fast, few enough that the
 // other streams of the step hardly notice.
 constexpr int64_t kForcedRowsMax = 16;
+
+bool EndsAnswer(const StreamRequest& request, int32_t token) {
+  return !request.ignore_eos && std::find(request.eos_ids.begin(), request.eos_ids.end(), token) != request.eos_ids.end();
+}
 
 }  // namespace
 
@@ -31,9 +36,9 @@ bool DecodeLoop::PrefillOneChunk() {
   std::shared_ptr<LiveStream> next;
   for (const auto& stream : running_) {
     if (!stream->prepared) continue;
-    if (stream->valid >= stream->request.prefill_until()) {
+    if (stream->valid >= stream->request.prefill_until() && !LacksPrefillHidden(*stream)) {
       decoding = true;
-    } else if (next == nullptr && static_cast<int64_t>(stream->pages.size()) * kPageTokens > stream->valid) {
+    } else if (next == nullptr && static_cast<int64_t>(stream->pages.size()) * kPageTokens > PassFrom(*stream)) {
       next = stream;
     }
   }
@@ -46,35 +51,90 @@ std::vector<DecodeLoop::Share> DecodeLoop::Gather() {
   std::vector<Share> shares;
   for (const auto& stream : running_) {
     if (!stream->prepared || stream->valid < stream->request.prefill_until() || stream->cancelled.load(std::memory_order_acquire)) continue;
+    if (LacksPrefillHidden(*stream)) continue;
     const int64_t size = static_cast<int64_t>(stream->request.tokens.size());
     // Where the last token's KV is there already (a former worker had computed it) it is queried again, which gives the same logits.
-    const int64_t from = std::min(stream->valid, size - 1);
+    const int64_t from = std::min(PassFrom(*stream), size - 1);
     const int64_t covered = static_cast<int64_t>(stream->pages.size()) * kPageTokens;
     const int64_t to = std::min({size, from + kForcedRowsMax, covered});
-    if (to > from) shares.push_back({stream, from, to});
+    if (to > from) shares.push_back({.stream = stream, .from = from, .to = to, .wants_logits = to == size});
   }
   return shares;
 }
 
-std::vector<absl::Status> DecodeLoop::RunLayers(const std::vector<Share>& shares) {
-  if (runner_ == nullptr) {
-    auto runner = StepRunner::Make(
-        device_, model_, {.max_rows = options_.max_streams * kForcedRowsMax, .max_logit_rows = options_.max_streams, .order = options_.step_order});
-    if (!runner.ok()) return std::vector<absl::Status>(shares.size(), runner.status());
-    runner_ = *std::move(runner);
-    logits_.resize(static_cast<size_t>(options_.max_streams * model_.config().vocab_size));
+absl::Status DecodeLoop::MakeRunner() {
+  if (runner_ != nullptr) return absl::OkStatus();
+  const int64_t logit_rows = options_.max_streams * (1 + (model_.has_mtp() ? DraftDepth::kMax : 0));
+  ASSIGN_OR_RETURN(runner_, StepRunner::Make(device_, model_,
+                                             {.max_rows = options_.max_streams * (kForcedRowsMax + DraftDepth::kMax),
+                                              .max_logit_rows = logit_rows,
+                                              .order = options_.step_order}));
+  logits_.resize(static_cast<size_t>(logit_rows * model_.config().vocab_size));
+  return absl::OkStatus();
+}
+
+int64_t DecodeLoop::DraftRoom(const Share& share) const {
+  const LiveStream& stream = *share.stream;
+  const int64_t size = static_cast<int64_t>(stream.request.tokens.size());
+  if (!share.wants_logits || stream.valid != size - 1 || PriorHidden(stream, size - 1) == nullptr) return 0;
+  const int64_t covered = static_cast<int64_t>(stream.pages.size()) * kPageTokens;
+  // d drafts can give d + 1 tokens.
+  return std::min({covered - size, stream.request.max_new_tokens - stream.request.output_size() - 1, ContextTokens() - size - 1});
+}
+
+absl::Status DecodeLoop::MakeDrafts(std::vector<Share>& shares, int64_t depth) {
+  const int64_t vocab = model_.config().vocab_size;
+  for (int64_t round = 0; round < depth; ++round) {
+    ForwardBatch batch;
+    std::vector<Share*> drafted;
+    for (Share& share : shares) {
+      const StreamRequest& request = share.stream->request;
+      if (static_cast<int64_t>(share.drafts.size()) < round || DraftRoom(share) <= round) continue;
+      if (round > 0 && EndsAnswer(request, share.drafts.back())) continue;
+      const int64_t position = static_cast<int64_t>(request.tokens.size()) - 1 + round;
+      const int64_t row = static_cast<int64_t>(drafted.size());
+      batch.token_ids.push_back(round == 0 ? request.tokens.back() : share.drafts.back());
+      batch.sequences.push_back(
+          {.first_row = row, .num_rows = 1, .start_position = position, .write_from = position, .pages = share.stream->pages.data()});
+      batch.prior_hidden.push_back(round == 0 ? PriorHidden(*share.stream, position) : share.state.data());
+      batch.logit_rows.push_back(static_cast<int32_t>(row));
+      drafted.push_back(&share);
+    }
+    if (drafted.empty()) break;
+    RETURN_IF_ERROR(runner_->Draft(*stream_, kv_, batch, logits_.data()));
+    StillAlive();
+    for (size_t row = 0; row < drafted.size(); ++row) {
+      Share& share = *drafted[row];
+      share.state.resize(static_cast<size_t>(model_.config().hidden_size));
+      RETURN_IF_ERROR(runner_->ReadHidden(*stream_, static_cast<int64_t>(row), share.state.data()));
+      // Drawn as the token itself will be, with the drafts standing in for tokens: only so does a sampled stream's draft hold often.
+      StreamRequest& request = share.stream->request;
+      const int32_t logprobs = std::exchange(request.num_logprobs, -1);
+      request.tokens.insert(request.tokens.end(), share.drafts.begin(), share.drafts.end());
+      const absl::StatusOr<TokenEvent> drawn = sampler_.Draw(request, logits_.data() + static_cast<int64_t>(row) * vocab, vocab);
+      request.tokens.resize(request.tokens.size() - share.drafts.size());
+      request.num_logprobs = logprobs;
+      if (drawn.ok()) share.drafts.push_back(drawn->id);  // else the stream goes without: the module is no judge of the model
+    }
   }
+  return absl::OkStatus();
+}
+
+absl::Status DecodeLoop::RunLayers(std::vector<Share>& shares) {
   ForwardBatch batch;
   batch.form = Form::kDecode;
-  for (const Share& share : shares) {
+  for (Share& share : shares) {
     const std::vector<int32_t>& tokens = share.stream->request.tokens;
-    batch.sequences.push_back({.first_row = static_cast<int64_t>(batch.token_ids.size()),
-                               .num_rows = share.to - share.from,
+    share.first_row = static_cast<int64_t>(batch.token_ids.size());
+    batch.sequences.push_back({.first_row = share.first_row,
+                               .num_rows = share.rows(),
                                .start_position = share.from,
                                .write_from = share.stream->valid,
                                .pages = share.stream->pages.data()});
+    batch.prior_hidden.push_back(PriorHidden(*share.stream, share.from));
     batch.token_ids.insert(batch.token_ids.end(), tokens.begin() + share.from, tokens.begin() + share.to);
-    if (share.wants_logits()) batch.logit_rows.push_back(static_cast<int32_t>(batch.token_ids.size()) - 1);
+    batch.token_ids.insert(batch.token_ids.end(), share.drafts.begin(), share.drafts.end());
+    for (int64_t i = share.logit_rows(); i > 0; --i) batch.logit_rows.push_back(static_cast<int32_t>(share.first_row + share.rows() - i));
   }
   ForwardHooks hooks;
   hooks.on_layer_done = [this](int64_t) {
@@ -85,17 +145,22 @@ std::vector<absl::Status> DecodeLoop::RunLayers(const std::vector<Share>& shares
 }
 
 bool DecodeLoop::DecodeStep() {
-  const std::vector<Share> shares = Gather();
+  std::vector<Share> shares = Gather();
   if (shares.empty()) return false;
+  const int64_t streams = static_cast<int64_t>(shares.size());
+  LoopStats::Step step;
+  step.depth = depth_.Choose(streams);
   const int64_t start_ns = device_.Now();
-  const std::vector<absl::Status> statuses = RunLayers(shares);
+  absl::Status prepared = MakeRunner();
+  if (prepared.ok()) prepared = MakeDrafts(shares, step.depth);
+  const std::vector<absl::Status> statuses = prepared.ok() ? RunLayers(shares) : std::vector<absl::Status>(shares.size(), prepared);
   const float* next_logits = logits_.data();
-  int64_t sampled = 0;
   bool failed = false;
+  bool plain = true;  // each stream took part with one row and the drafts that were asked for
   for (size_t i = 0; i < shares.size(); ++i) {
     const Share& share = shares[i];
     const float* logits = next_logits;
-    if (share.wants_logits()) next_logits += model_.config().vocab_size;
+    next_logits += share.logit_rows() * model_.config().vocab_size;
     if (!statuses[i].ok()) {
       // Our own bug or no memory: every stream of the pass that failed gets the reason; nothing half-computed is published.
       spdlog::error("a decode step failed: {}", statuses[i].ToString());
@@ -104,30 +169,54 @@ bool DecodeLoop::DecodeStep() {
       Remove(share.stream, /*free_pages=*/true);
       continue;
     }
+    plain = plain && share.wants_logits && share.to - share.from == 1 && static_cast<int64_t>(share.drafts.size()) == step.depth;
     Publish(*share.stream, share.to);  // nothing where it was queried only
-    if (!share.wants_logits()) {
-      KeepSpare(share.stream);
-      continue;
-    }
-    SampleAndSend(share, logits);
-    ++sampled;
+    Advance(share, logits, step);
   }
   // An error kills a device's stream; who comes next is to find one that lives.
   if (failed) stream_ = device_.MakeStream("loop");
   if (runner_ != nullptr) stats_.SetStepOrders(runner_->Look());
   const int64_t now_ns = device_.Now();
-  stats_.AddStep(now_ns, now_ns - start_ns, sampled);
+  step.duration_ns = now_ns - start_ns;
+  if (plain && !failed) depth_.Observe(streams, step.depth, step.duration_ns);
+  stats_.AddStep(now_ns, step);
   return true;
 }
 
-void DecodeLoop::SampleAndSend(const Share& share, const float* logits) {
+void DecodeLoop::Advance(const Share& share, const float* logits, LoopStats::Step& step) {
   const std::shared_ptr<LiveStream>& stream = share.stream;
+  step.streams += share.wants_logits ? 1 : 0;
+  step.drafts += static_cast<int64_t>(share.drafts.size());
+  int64_t last = share.to - 1;  // the last position computed from tokens that stand
+  for (int64_t i = 0; i < share.logit_rows(); ++i) {
+    const bool goes_on = SampleAndSend(stream, logits + i * model_.config().vocab_size);
+    ++step.tokens;
+    if (!goes_on) return;
+    if (i == static_cast<int64_t>(share.drafts.size())) break;
+    const bool holds = stream->request.tokens.back() == share.drafts[static_cast<size_t>(i)];
+    depth_.ObserveDraft(i, holds);
+    if (!holds) break;
+    ++step.accepted;
+    ++last;
+    Publish(*stream, last + 1);
+  }
+  if (model_.has_mtp()) {
+    if (const absl::Status read = runner_->ReadHidden(*stream_, share.first_row + last - share.from, HiddenAt(last, *stream)); !read.ok()) {
+      stream->sink->OnError(read);
+      Remove(stream, /*free_pages=*/true);
+      return;
+    }
+  }
+  KeepSpare(stream);
+}
+
+bool DecodeLoop::SampleAndSend(const std::shared_ptr<LiveStream>& stream, const float* logits) {
   StreamRequest& request = stream->request;
   absl::StatusOr<TokenEvent> drawn = sampler_.Draw(request, logits, model_.config().vocab_size);
   if (!drawn.ok()) {
     stream->sink->OnError(drawn.status());
     Remove(stream, /*free_pages=*/true);
-    return;
+    return false;
   }
   TokenEvent token = *std::move(drawn);
   token.index = request.output_size();
@@ -139,13 +228,13 @@ void DecodeLoop::SampleAndSend(const Share& share, const float* logits) {
     if (kv_.header(page).token_ids[(size - 1) % kPageTokens] != token.id) TruncateKv(*stream, size - 1);
   }
   stream->sink->OnToken(token);
-  const bool ended = !request.ignore_eos && std::find(request.eos_ids.begin(), request.eos_ids.end(), token.id) != request.eos_ids.end();
+  const bool ended = EndsAnswer(request, token.id);
   if (ended || request.output_size() >= request.max_new_tokens || size >= ContextTokens()) {
     stream->sink->OnFinished(ended ? FinishReason::kEos : FinishReason::kLength);
     Remove(stream, /*free_pages=*/true);
-    return;
+    return false;
   }
-  KeepSpare(stream);
+  return true;
 }
 
 }  // namespace hearth

@@ -1,5 +1,7 @@
-// The decode worker's step loop: admit, prefill a chunk, gather rows, run the layers, sample, publish. Continuous batching: streams join and
+// The decode worker's step loop: admit, prefill a chunk, gather rows, draft, run the layers, sample, publish. Continuous batching: streams join and
 // leave between steps.
+// Speculation: the MTP module drafts a stream's next tokens, one pass computes them all behind its last one, and the sampler draws at each as ever. A draft that
+// equals what was drawn has its KV there already; the first that does not ends the step, and what was computed behind it is never published.
 // Room: services/decode. May touch: common/{worker,model,device,rpc,shm,base}. Threads: see common/worker/stream_loop.h.
 #pragma once
 
@@ -8,6 +10,7 @@
 
 #include "common/model/step_runner.h"
 #include "common/worker/stream_loop.h"
+#include "services/decode/draft_depth.h"
 #include "services/decode/sampler.h"
 
 namespace hearth {
@@ -15,30 +18,45 @@ namespace hearth {
 class DecodeLoop : public StreamLoop {
  public:
   DecodeLoop(Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options)
-      : StreamLoop(device, model, kv, store, options) {}
+      : StreamLoop(device, model, kv, store, options), depth_(model.has_mtp() ? options.drafts : 0) {}
 
  protected:
   bool Work() override;
   int64_t InitialPages(const StreamRequest& request) const override;
 
  private:
-  // A stream's part of a step: rows [from, to) of its tokens; logits only where `to` is all of them.
+  // A stream's part of a step: rows [from, to) of its tokens, then its drafts; logits only where `to` is all of the tokens.
   struct Share {
     std::shared_ptr<LiveStream> stream;
     int64_t from = 0;
     int64_t to = 0;
-    bool wants_logits() const { return to == static_cast<int64_t>(stream->request.tokens.size()); }
+    bool wants_logits = false;
+    std::vector<int32_t> drafts;
+    std::vector<float> state;  // of the MTP module, behind the last draft
+    int64_t first_row = 0;
+
+    int64_t rows() const { return to - from + static_cast<int64_t>(drafts.size()); }
+    int64_t logit_rows() const { return wants_logits ? 1 + static_cast<int64_t>(drafts.size()) : 0; }
   };
 
   bool PrefillOneChunk();
   bool DecodeStep();
   std::vector<Share> Gather();
-  // One status for each share; logits_ of those that went well, in order.
-  std::vector<absl::Status> RunLayers(const std::vector<Share>& shares);
-  void SampleAndSend(const Share& share, const float* logits);
+  // The layers' runner and room for logits, once.
+  absl::Status MakeRunner();
+  // How many drafts the stream has room for: pages, output and context end somewhere, and a stream that catches up has none.
+  int64_t DraftRoom(const Share& share) const;
+  absl::Status MakeDrafts(std::vector<Share>& shares, int64_t depth);
+  // One status for each share; logits_ of all, in order.
+  std::vector<absl::Status> RunLayers(std::vector<Share>& shares);
+  // Draws and sends the share's tokens, one and as many more as drafts hold.
+  void Advance(const Share& share, const float* logits, LoopStats::Step& step);
+  // False: the stream has ended.
+  bool SampleAndSend(const std::shared_ptr<LiveStream>& stream, const float* logits);
 
+  DraftDepth depth_;
   std::unique_ptr<StepRunner> runner_;
-  std::vector<float> logits_;  // [streams, vocab]
+  std::vector<float> logits_;  // [streams, 1 + drafts, vocab]
   Sampler sampler_;
 };
 

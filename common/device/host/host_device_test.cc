@@ -205,9 +205,9 @@ class MlaTest : public ::testing::Test {
     return kv;
   }
 
-  std::vector<bf16> Attend(HostDevice& device, Stream& stream, const KvPool& kv, Form form, int64_t chunk) {
+  std::vector<bf16> Attend(HostDevice& device, Stream& stream, const KvPool& kv, Form form, int64_t chunk, int64_t skip = 0) {
     std::vector<bf16> out(static_cast<size_t>(kLength * kHeads * kV));
-    for (int64_t begin = 0; begin < kLength; begin += chunk) {
+    for (int64_t begin = skip; begin < kLength; begin += chunk) {
       const KvSequence sequence{.first_row = 0, .num_rows = std::min(chunk, kLength - begin), .start_position = begin, .pages = pages_};
       device.ops().MlaAttention(stream, {.form = form,
                                          .q = q_.data() + begin * kHeads * kHeadDim,
@@ -219,6 +219,7 @@ class MlaTest : public ::testing::Test {
                                          .rank = kRank,
                                          .softmax_scale = 0.17f,
                                          .layer = 1,
+                                         .skip = skip,
                                          .kv = &kv,
                                          .sequences = &sequence,
                                          .num_sequences = 1,
@@ -228,7 +229,7 @@ class MlaTest : public ::testing::Test {
   }
 
   // Attention of one query by its definition, in double, from the cached rows.
-  std::vector<double> Reference(const KvPool& kv, int64_t position, int64_t head) {
+  std::vector<double> Reference(const KvPool& kv, int64_t position, int64_t head, int64_t skip = 0) {
     auto cached = [&](int64_t j, int64_t i) {
       return static_cast<double>(ToFloat(reinterpret_cast<const bf16*>(kv.layer(pages_[j / 64], 1))[j % 64 * (kRank + kRope) + i]));
     };
@@ -240,7 +241,7 @@ class MlaTest : public ::testing::Test {
     const bf16* q = q_.data() + (position * kHeads + head) * kHeadDim;
     std::vector<double> out(kV, 0.0);
     double total = 0;
-    for (int64_t j = 0; j <= position; ++j) {
+    for (int64_t j = skip; j <= position; ++j) {
       double score = 0;
       for (int64_t i = 0; i < kNope; ++i) score += ToFloat(q[i]) * expanded(j, i);
       for (int64_t i = 0; i < kRope; ++i) score += ToFloat(q[kNope + i]) * cached(j, kRank + i);
@@ -305,6 +306,63 @@ TEST_F(MlaTest, BothFormsAreAttentionAndBitEqualInAnyChunking) {
         }
       }
       EXPECT_LT(difference / static_cast<double>(count), 0.008) << IsaName(isa);
+    }
+  }
+}
+
+TEST_F(MlaTest, SkippedPositionsAreNotAttended) {
+  constexpr int64_t kSkip = 1;
+  for (const Isa isa : SupportedIsas()) {
+    auto device = MakeDevice(isa, 2);
+    auto stream = device->MakeStream("s");
+    auto kv = WriteKv(*device, *stream, kLength);
+    // What lies there must not be looked at, be it what it may.
+    std::fill_n(reinterpret_cast<uint16_t*>(kv->layer(pages_[0], 1)), kRank + kRope, static_cast<uint16_t>(0x7fc0));
+    for (const Form form : {Form::kPrefill, Form::kDecode}) {
+      const std::vector<bf16> whole = Attend(*device, *stream, *kv, form, kLength, kSkip);
+      EXPECT_TRUE(std::equal(whole.begin() + kSkip * kHeads * kV, whole.end(),
+                             Attend(*device, *stream, *kv, form, 9, kSkip).begin() + kSkip * kHeads * kV,
+                             [](bf16 a, bf16 b) { return a.bits == b.bits; }));
+      for (const int64_t position : {1, 2, 63, 64, 149}) {
+        const std::vector<double> expected = Reference(*kv, position, 1, kSkip);
+        for (int64_t i = 0; i < kV; ++i) {
+          EXPECT_NEAR(ToFloat(whole[static_cast<size_t>((position * kHeads + 1) * kV + i)]), expected[static_cast<size_t>(i)], 0.05) << position;
+        }
+      }
+    }
+  }
+}
+
+// The two places an RMSNorm can leave its result: side by side with another one's, and unrounded.
+TEST(HostOps, RmsNormWritesBesideAnotherAndUnrounded) {
+  constexpr int64_t kRows = 3, kN = 37, kWidth = 80;
+  for (const int terms : {1, 2}) {
+    auto made = MakeHostDevice({.num_threads = 2, .activation_terms = terms, .parallel_work_min = 0});
+    ASSERT_TRUE(made.ok()) << made.status();
+    auto stream = (*made)->MakeStream("s");
+    std::vector<float> x(kRows * kN), weight(kN), f32(kRows * kN);
+    for (size_t i = 0; i < x.size(); ++i) x[i] = std::sin(static_cast<float>(i) * 0.7f);
+    for (size_t i = 0; i < weight.size(); ++i) weight[i] = 0.5f + 0.01f * static_cast<float>(i);
+    std::vector<bf16> dense(static_cast<size_t>(kRows * terms * kN)), wide(static_cast<size_t>(kRows * terms * kWidth), ToBf16(9.0f));
+    RmsNormArgs args{.x = x.data(), .ldx = kN, .weight = weight.data(), .eps = 1e-6f, .m = kRows, .n = kN, .terms = terms, .out = dense.data()};
+    (*made)->ops().RmsNorm(*stream, args);
+    args.out = wide.data() + 40;
+    args.ldo = kWidth;
+    (*made)->ops().RmsNorm(*stream, args);
+    args.f32 = f32.data();
+    (*made)->ops().RmsNorm(*stream, args);
+    for (int64_t row = 0; row < kRows; ++row) {
+      double squares = 0;
+      for (int64_t i = 0; i < kN; ++i) squares += std::pow(static_cast<double>(x[static_cast<size_t>(row * kN + i)]), 2);
+      for (int64_t i = 0; i < kN; ++i) {
+        const size_t at = static_cast<size_t>(row * kN + i);
+        EXPECT_NEAR(f32[at], x[at] / std::sqrt(squares / kN + 1e-6) * weight[static_cast<size_t>(i)], 1e-6);
+        for (int64_t term = 0; term < terms; ++term) {
+          EXPECT_EQ(wide[static_cast<size_t>((row * terms + term) * kWidth + 40 + i)].bits,
+                    dense[static_cast<size_t>((row * terms + term) * kN + i)].bits);
+        }
+      }
+      EXPECT_EQ(ToFloat(wide[static_cast<size_t>(row * terms * kWidth + 39)]), 9.0f);
     }
   }
 }
