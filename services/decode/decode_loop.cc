@@ -120,7 +120,7 @@ absl::Status DecodeLoop::MakeDrafts(std::vector<Share>& shares, int64_t depth) {
   return absl::OkStatus();
 }
 
-absl::Status DecodeLoop::RunLayers(std::vector<Share>& shares) {
+std::vector<absl::Status> DecodeLoop::RunLayers(std::vector<Share>& shares) {
   ForwardBatch batch;
   batch.form = Form::kDecode;
   for (Share& share : shares) {

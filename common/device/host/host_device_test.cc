@@ -337,7 +337,7 @@ TEST_F(MlaTest, SkippedPositionsAreNotAttended) {
 TEST(HostOps, RmsNormWritesBesideAnotherAndUnrounded) {
   constexpr int64_t kRows = 3, kN = 37, kWidth = 80;
   for (const int terms : {1, 2}) {
-    auto made = MakeHostDevice({.num_threads = 2, .activation_terms = terms, .parallel_work_min = 0});
+    auto made = HostDevice::Create({.num_threads = 2, .activation_terms = terms, .parallel_work_min = 0});
     ASSERT_TRUE(made.ok()) << made.status();
     auto stream = (*made)->MakeStream("s");
     std::vector<float> x(kRows * kN), weight(kN), f32(kRows * kN);
