@@ -17,7 +17,7 @@ namespace {
 
 constexpr char kSynthConfig[] = R"({
   "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 320,
-  "moe_intermediate_size": 384, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4, "n_shared_experts": 1,
+  "moe_intermediate_size": 384, "num_hidden_layers": 3, "num_nextn_predict_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 4, "n_shared_experts": 1,
   "n_routed_experts": 8, "num_experts_per_tok": 3, "first_k_dense_replace": 1, "moe_layer_freq": 1, "n_group": 2, "topk_group": 1,
   "norm_topk_prob": true, "routed_scaling_factor": 2.5, "scoring_func": "sigmoid", "topk_method": "noaux_tc", "q_lora_rank": 96,
   "kv_lora_rank": 64, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16, "v_head_dim": 32, "max_position_embeddings": 1024,
@@ -29,7 +29,7 @@ constexpr char kSynthConfig[] = R"({
 // Biases, head norms, half of a head rotated, three query heads to a KV head, a shared expert.
 constexpr char kGqaConfig[] = R"({
   "architectures": ["Glm4MoeForCausalLM"], "model_type": "glm4_moe", "vocab_size": 512, "hidden_size": 256, "intermediate_size": 320,
-  "moe_intermediate_size": 384, "num_hidden_layers": 3, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 40,
+  "moe_intermediate_size": 384, "num_hidden_layers": 3, "num_nextn_predict_layers": 1, "num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 40,
   "partial_rotary_factor": 0.5, "attention_bias": true, "use_qk_norm": true, "n_shared_experts": 1, "n_routed_experts": 8,
   "num_experts_per_tok": 3, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1, "norm_topk_prob": true, "routed_scaling_factor": 2.5,
   "max_position_embeddings": 1024, "rms_norm_eps": 1e-6, "rope_theta": 10000, "rope_scaling": null, "hidden_act": "silu",

@@ -6,10 +6,13 @@
 #include <cmath>
 #include <cstdio>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 
 #include <nlohmann/json.hpp>
 
+#include "common/formats/safetensors.h"
+#include "common/formats/synth.h"
 #include "tests/model_harness.h"
 
 namespace hearth {
@@ -216,6 +219,79 @@ TEST_P(Mtp, GoingOnFromPagesBeginsWithAQuery) {
     }
     EXPECT_TRUE(pages[0] == pages[1]);
   }
+}
+
+// Random checkpoints, with the module and without.
+class MtpCheckpoint : public ::testing::Test {
+ protected:
+  static constexpr char kConfig[] = R"({
+    "architectures": ["DeepseekV3ForCausalLM"], "model_type": "deepseek_v3", "vocab_size": 300, "hidden_size": 128, "intermediate_size": 160,
+    "moe_intermediate_size": 128, "num_hidden_layers": 2, "num_nextn_predict_layers": 1, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "n_shared_experts": 1, "n_routed_experts": 4, "num_experts_per_tok": 2, "first_k_dense_replace": 1, "moe_layer_freq": 1, "n_group": 1,
+    "topk_group": 1, "norm_topk_prob": true, "routed_scaling_factor": 1.0, "scoring_func": "sigmoid", "topk_method": "noaux_tc",
+    "q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16, "max_position_embeddings": 256,
+    "rms_norm_eps": 1e-6, "rope_theta": 10000, "rope_scaling": null, "hidden_act": "silu", "attention_bias": false,
+    "tie_word_embeddings": false, "bos_token_id": 0, "eos_token_id": 1, "torch_dtype": "bfloat16"
+  })";
+  std::string Write(const std::string& name, std::string config) {
+    const std::string dir = ::testing::TempDir() + "/hearth_mtp_test_" + name;
+    std::filesystem::remove_all(dir);
+    const absl::Status written = WriteSynthCheckpoint(config, {.out_dir = dir});
+    EXPECT_TRUE(written.ok()) << written;
+    return dir;
+  }
+  // The harness decodes a few tokens, so that what was bound computes.
+  static std::unique_ptr<ModelHarness> Bound(const std::string& dir) {
+    auto harness = ModelHarness::Make(dir, {.num_pages = 4});
+    EXPECT_TRUE(harness.ok()) << harness.status();
+    if (!harness.ok()) return nullptr;
+    TestStream stream = (*harness)->NewStream(10);
+    const auto logits = (*harness)->Feed(Form::kDecode, stream, {5, 6, 7}, 2, true);
+    EXPECT_TRUE(logits.ok()) << logits.status();
+    return *std::move(harness);
+  }
+  static constexpr char kHeadCopy[] = "model.layers.2.shared_head.head.weight";
+};
+
+TEST_F(MtpCheckpoint, CopiesOfTheMainModelAreHeldOnceAndOthersKept) {
+  const std::string dir = Write("copies", kConfig);
+  const auto same = Bound(dir);
+  ASSERT_NE(same, nullptr);
+  EXPECT_TRUE(same->model().has_mtp());
+  EXPECT_EQ(same->kv().geometry().layers, 3u);
+  EXPECT_TRUE(same->image().Expert(2, 3, 0).ok()) << "the module's experts are records of layer num_hidden_layers";
+  EXPECT_FALSE(same->image().Tensor(kHeadCopy).ok());
+  EXPECT_FALSE(same->image().Tensor("model.layers.2.embed_tokens.weight").ok());
+
+  // One number of the head's copy is another: a head of its own.
+  const std::string other = ::testing::TempDir() + "/hearth_mtp_test_other_head";
+  std::filesystem::remove_all(other);
+  std::filesystem::copy(dir, other);
+  const auto checkpoint = Checkpoint::Open(other);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const CheckpointTensor* head = checkpoint->Find(kHeadCopy);
+  std::fstream file(checkpoint->files()[static_cast<size_t>(head->file)].path, std::ios::binary | std::ios::in | std::ios::out);
+  file.seekp(static_cast<std::streamoff>(head->offset + head->bytes - 2));
+  file << std::string(2, '\0');
+  file.close();
+  const auto differs = Bound(other);
+  ASSERT_NE(differs, nullptr);
+  EXPECT_TRUE(differs->image().Tensor(kHeadCopy).ok());
+  EXPECT_FALSE(differs->image().Tensor("model.layers.2.embed_tokens.weight").ok());
+}
+
+TEST_F(MtpCheckpoint, WithoutTheModuleItLoadsAndDoesNotDraft) {
+  std::string config = kConfig;
+  const std::string key = "\"num_nextn_predict_layers\": 1, ";
+  config.erase(config.find(key), key.size());
+  const std::string dir = Write("without", config);
+  std::ofstream(dir + "/config.json") << kConfig;  // names what is not there
+  const auto harness = Bound(dir);
+  ASSERT_NE(harness, nullptr);
+  EXPECT_FALSE(harness->model().has_mtp());
+  TestStream stream = harness->NewStream(4);
+  std::vector<float> hidden(128);
+  EXPECT_EQ(harness->Draft({{&stream, 5, 1, &hidden}}).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 INSTANTIATE_TEST_SUITE_P(EveryPath, Mtp, ::testing::ValuesIn(Paths()),

@@ -121,6 +121,10 @@ TEST(NodeConfig, RefusalsNameKeyAndLine) {
   EXPECT_THAT(error("[model\n"), HasSubstr("node.toml:1"));
   EXPECT_THAT(error("[model]\npath = \"/m\"\n[decode]\nisa = \"mmx\""), HasSubstr("decode.isa 'mmx' is unknown"));
   EXPECT_THAT(error("[model]\npath = \"/m\"\n[decode]\noverlap = \"both\""), HasSubstr("decode.overlap 'both' is unknown"));
+  for (const char* value : {"4", "-1", "\"on\"", "true"}) {
+    EXPECT_THAT(error(std::string("[model]\npath = \"/m\"\n[decode]\nspeculation = ") + value),
+                HasSubstr("decode.speculation must be \"auto\" or a whole number from 0 to 3"));
+  }
 }
 
 TEST(Time, ForPeople) {

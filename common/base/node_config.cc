@@ -18,7 +18,8 @@
 namespace hearth {
 namespace {
 
-using Target = std::variant<std::string*, int64_t*, bool*, std::vector<std::string>*>;
+// optional: a number, or "auto" for none.
+using Target = std::variant<std::string*, int64_t*, bool*, std::vector<std::string>*, std::optional<int64_t>*>;
 
 struct Key {
   const char* table;
@@ -53,6 +54,7 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"decode", "threads", &c.decode_threads, 0, 1024},
       {"decode", "max_batch", &c.max_batch, 1, 256},
       {"decode", "chunk_tokens", &c.chunk_tokens, 1, 65536},
+      {"decode", "speculation", &c.speculation, 0, 3},
       {"decode", "isa", &c.isa},
       {"decode", "overlap", &c.overlap},
       {"router", "http_listen", &c.http_listen},
@@ -84,6 +86,13 @@ absl::Status Assign(const Key& key, const toml::node& node, std::string_view sou
       return Bad(source, node.source(), absl::StrFormat("%s = %d is outside %d to %d", name, value, key.min, key.max));
     }
     **number = value;
+  } else if (auto* choice = std::get_if<std::optional<int64_t>*>(&key.target)) {
+    const bool is_auto = node.is_string() && node.as_string()->get() == "auto";
+    const int64_t value = node.is_integer() ? node.as_integer()->get() : key.min - 1;
+    if (!is_auto && (value < key.min || value > key.max)) {
+      return Bad(source, node.source(), absl::StrFormat("%s must be \"auto\" or a whole number from %d to %d", name, key.min, key.max));
+    }
+    **choice = is_auto ? std::nullopt : std::optional<int64_t>(value);
   } else if (auto* flag = std::get_if<bool*>(&key.target)) {
     if (!node.is_boolean()) return Bad(source, node.source(), name + " must be true or false");
     **flag = node.as_boolean()->get();
@@ -223,6 +232,8 @@ std::string FormatNodeConfig(const NodeConfig& config) {
       absl::StrAppend(&out, quoted(**text));
     } else if (auto* number = std::get_if<int64_t*>(&key.target)) {
       absl::StrAppend(&out, **number);
+    } else if (auto* choice = std::get_if<std::optional<int64_t>*>(&key.target)) {
+      absl::StrAppend(&out, (*choice)->has_value() ? absl::StrCat(***choice) : quoted("auto"));
     } else if (auto* flag = std::get_if<bool*>(&key.target)) {
       absl::StrAppend(&out, **flag ? "true" : "false");
     } else {

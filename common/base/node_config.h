@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -43,10 +44,11 @@ struct NodeConfig {
   // [decode]
   int64_t decode_instances = 1;
   int64_t decode_threads = 0;
-  int64_t max_batch = 6;         // streams in a step
-  int64_t chunk_tokens = 64;     // of a chunked prefill between two steps
-  std::string isa = "auto";      // scalar, avx2, avx512, avx512bf16: forced for both kinds of worker
-  std::string overlap = "auto";  // auto, joint, plain, alternate: the order of a step's work; auto measures (ADR 0008). Never changes a token
+  int64_t max_batch = 6;               // streams in a step
+  int64_t chunk_tokens = 64;           // of a chunked prefill between two steps
+  std::optional<int64_t> speculation;  // drafts of the MTP module that a step verifies for a stream, 0 to 3; none: "auto", as many as pay
+  std::string isa = "auto";            // scalar, avx2, avx512, avx512bf16: forced for both kinds of worker
+  std::string overlap = "auto";        // auto, joint, plain, alternate: the order of a step's work; auto measures (ADR 0008). Never changes a token
 
   // [router]
   std::vector<std::string> http_listen = {"localhost:8080"};  // host:port, [v6]:port; "localhost" means both families

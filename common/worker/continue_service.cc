@@ -221,6 +221,11 @@ grpc::ServerUnaryReactor* ContinueService::Status(grpc::CallbackServerContext* c
     response->set_step_ms_p99(stats.step_ms_p99);
     response->set_steps_total(stats.steps_total);
     ready->memory.Tell(*response->mutable_memory());
+    response->set_speculation(stats.speculation);
+    response->set_draft_depth(static_cast<int32_t>(stats.draft_depth));
+    response->set_drafts_total(stats.drafts_total);
+    response->set_drafts_accepted_total(stats.drafts_accepted_total);
+    response->set_stream_steps_total(stats.stream_steps_total);
     for (const StepOrderTimes& times : stats.step_orders) {
       v1::WorkerStatus::StepOrder& order = *response->add_step_orders();
       order.set_rows(static_cast<int32_t>(times.rows));

@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <mutex>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -22,6 +23,7 @@ class LoopStats {
         0;  // steps, each counted once for every stream that it gave tokens: tokens over these is what a stream's step yields
     uint64_t drafts_total = 0, drafts_accepted_total = 0;
     int64_t draft_depth = 0;       // of the last step
+    std::string speculation;       // "auto", a pinned number of drafts, or empty: no drafts can be made
     double tokens_per_second = 0;  // output tokens over the last ten seconds
     double step_ms_p50 = 0, step_ms_p99 = 0;
     std::vector<StepOrderTimes> step_orders;  // of steps that several streams shared
@@ -30,6 +32,11 @@ class LoopStats {
   void AddPrefill(int64_t tokens) {
     std::lock_guard lock(mutex_);
     view_.prefill_tokens_total += static_cast<uint64_t>(tokens);
+  }
+
+  void SetSpeculation(std::string setting) {
+    std::lock_guard lock(mutex_);
+    view_.speculation = std::move(setting);
   }
 
   struct Step {

@@ -6,6 +6,7 @@
 #pragma once
 
 #include <memory>
+#include <string>
 #include <vector>
 
 #include "common/model/step_runner.h"
@@ -18,7 +19,9 @@ namespace hearth {
 class DecodeLoop : public StreamLoop {
  public:
   DecodeLoop(Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options)
-      : StreamLoop(device, model, kv, store, options), depth_(model.has_mtp() ? options.drafts : 0) {}
+      : StreamLoop(device, model, kv, store, options), depth_(model.has_mtp() ? options.drafts : 0) {
+    if (model.has_mtp()) stats_.SetSpeculation(options.drafts.has_value() ? std::to_string(*options.drafts) : "auto");
+  }
 
  protected:
   bool Work() override;

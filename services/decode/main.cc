@@ -16,6 +16,7 @@ int main(int argc, char** argv) {
              return StreamLoopOptions{.max_streams = c.max_batch,
                                       .busy_chunk_tokens = c.chunk_tokens,
                                       .idle_chunk_tokens = c.prefill_chunk_tokens,
+                                      .drafts = c.speculation,
                                       .step_order = StepOrderFromName(c.overlap)};
            },
        .make_loop = [](Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options)

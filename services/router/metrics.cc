@@ -82,6 +82,14 @@ struct Metrics::Families {
   prometheus::Counter& cached_tokens = Count("hearth_cached_tokens_total", "Prompt tokens served from published pages");
   prometheus::Counter& completion_tokens = Count("hearth_completion_tokens_total", "Tokens received from decode workers");
   prometheus::Counter& resumes = Count("hearth_resumes_total", "Streams that went on in another worker or after a lost place");
+  prometheus::Family<prometheus::Counter>& drafts =
+      prometheus::BuildCounter().Name("hearth_drafts_total").Help("Tokens that the MTP module drafted, by worker").Register(registry);
+  prometheus::Family<prometheus::Counter>& drafts_accepted = prometheus::BuildCounter()
+                                                                 .Name("hearth_drafts_accepted_total")
+                                                                 .Help("Drafts that equalled the model's own token, by worker")
+                                                                 .Register(registry);
+  prometheus::Family<prometheus::Gauge>& draft_depth =
+      prometheus::BuildGauge().Name("hearth_draft_depth").Help("Drafts a stream in the last step, by worker").Register(registry);
   prometheus::Histogram& queue = Seconds("hearth_queue_seconds", "Arrival to the first worker", TtftSeconds());
   prometheus::Histogram& ttft = Seconds("hearth_ttft_seconds", "Arrival to the first token", TtftSeconds());
   prometheus::Histogram& tpot = Seconds("hearth_tpot_seconds", "Time per output token after the first, one value a stream", TpotSeconds());
@@ -196,6 +204,15 @@ void Metrics::OnWorkerStatus(const std::string& worker, const v1::WorkerStatus& 
       families_->step_order_chosen.Add(labels).Set(!order.measuring() && order.chosen() == name ? 1 : 0);
     }
   }
+}
+
+void Metrics::OnSpeculation(const std::string& worker, uint64_t drafts, uint64_t accepted, int64_t depth) {
+  DraftCounts& before = drafts_[worker];
+  if (drafts < before.drafts || accepted < before.accepted) before = {};  // another process
+  families_->drafts.Add({{"worker", worker}}).Increment(static_cast<double>(drafts - before.drafts));
+  families_->drafts_accepted.Add({{"worker", worker}}).Increment(static_cast<double>(accepted - before.accepted));
+  families_->draft_depth.Add({{"worker", worker}}).Set(static_cast<double>(depth));
+  before = {drafts, accepted};
 }
 
 double Metrics::TokensPerSecond(int64_t now_ns) const {

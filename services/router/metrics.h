@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -39,6 +40,8 @@ class Metrics {
   void OnToken(const Stream& stream, int64_t now_ns);                   // before the stream's token times change
   void OnResume();
   void OnHttpAnswer(int status);
+  // What a decode worker said last of its drafts; totals of its process, which begins at 0 again when it is restarted.
+  void OnSpeculation(const std::string& worker, uint64_t drafts, uint64_t accepted, int64_t depth);
   // What a worker says of itself, as gauges that bear its name.
   void OnWorkerStatus(const std::string& worker, const v1::WorkerStatus& status);
 
@@ -62,6 +65,10 @@ class Metrics {
   std::unique_ptr<Families> families_;
   std::array<int, kNumStreamStates> streams_{};
   uint64_t requests_ = 0, failed_ = 0, cancelled_ = 0, prompt_tokens_ = 0, cached_tokens_ = 0, completion_tokens_ = 0, resumes_ = 0;
+  struct DraftCounts {
+    uint64_t drafts = 0, accepted = 0;
+  };
+  std::map<std::string, DraftCounts> drafts_;  // as last told, by worker
   RecentValues ttft_ms_, tpot_ms_;
   struct SecondCount {
     int64_t second = -1;

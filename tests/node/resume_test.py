@@ -54,6 +54,25 @@ def test_killed_after_every_kth_token():
         wait_for("idle node", node.idle, 10)
 
 
+def test_killed_in_mid_speculation():
+    """Without drafts, with three a step, and with as many as pay, the decode worker killed on the way: the same ids, logprobs and text."""
+    with Node(config="decode.speculation = 0") as node:
+        plain = {name: answer(node, options)[:3] for name, options in CASES.items()}
+    for depth, every in (("3", 0), ("3", 31), ('"auto"', 47)):
+        with Node(config=f"decode.speculation = {depth}") as node:
+            for name, options in CASES.items():
+                disturbed = answer(node, options, every)
+                assert disturbed[:3] == plain[name], (depth, every, name)
+            worker = node.status()["workers"]["decode.0"]
+            assert worker["speculation"] == depth.strip('"'), worker
+            if not every:
+                assert int(worker["drafts_accepted_total"]) > 50, worker
+                assert int(worker["tokens_total"]) == int(worker["stream_steps_total"]) + int(worker["drafts_accepted_total"]), worker
+                metrics = node.get("/metrics").body.decode()
+                assert 'hearth_drafts_accepted_total{worker="decode.0"}' in metrics, metrics[-2000:]
+            wait_for("idle node", node.idle, 10)
+
+
 def test_killed_with_stop_strings():
     with Node() as node:
         # A stop string that really occurs: taken from the undisturbed answer, across token borders.

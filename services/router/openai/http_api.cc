@@ -256,6 +256,12 @@ void HttpApi::Readiness(const CallPtr& call) {
 void HttpApi::Liveness(const CallPtr& call) { Reply(call, R"({"status":"alive"})"); }
 
 void HttpApi::MetricsText(const CallPtr& call) {
+  for (const auto& link : parts_.scheduler->links()) {
+    const v1::WorkerStatus& status = link->status();
+    if (link->kind() == WorkerLink::Kind::kDecode && !status.speculation().empty()) {
+      parts_.metrics->OnSpeculation(link->name(), status.drafts_total(), status.drafts_accepted_total(), status.draft_depth());
+    }
+  }
   call->responder->Reply({200, "text/plain; version=0.0.4; charset=utf-8", parts_.metrics->Exposition(), call->headers});
 }
 
