@@ -2,6 +2,7 @@
 // Room: common/kernels. Compiled with its own flags (CMakeLists.txt); isa_local.h has the rules of this folder.
 #include "common/kernels/x86/block_f32_dots.h"
 #include "common/kernels/x86/f32_dots.h"
+#include "common/kernels/x86/gemm_f32.h"
 #include "common/kernels/x86/make_table.h"
 #include "common/kernels/x86/vec256.h"
 
@@ -18,10 +19,12 @@ struct Avx2Path {
   template <DType kDType>
   using Block = BlockInF32<V, kDType>;
   template <class Path>
-  static constexpr LinearKernel* kGemm = Linear<Path>;
+  static constexpr LinearKernel* kGemm = GemmInF32<Path>;
   static constexpr int kRowsOne = 4;
   static constexpr int kRows = 4;
   static constexpr int kTokens = 2;
+  static constexpr int kGemmVectors = 2;  // rows and tokens whose sums are in registers, in F32
+  static constexpr int kGemmTokensAtOnce = 4;
   static constexpr int kValueHeads = 2;
   static constexpr int kValueVectors = 4;
   static constexpr int kQueries = 2;

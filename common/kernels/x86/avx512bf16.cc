@@ -25,6 +25,8 @@ struct Avx512Bf16Path {
   static constexpr int kRowsOne = 8;
   static constexpr int kRows = 4;
   static constexpr int kTokens = 4;
+  static constexpr int kGemmVectors = 4;  // rows and tokens whose sums are in registers, in F32
+  static constexpr int kGemmTokensAtOnce = 6;
   static constexpr int kValueHeads = 4;
   static constexpr int kValueVectors = 4;
   static constexpr int kQueries = 4;

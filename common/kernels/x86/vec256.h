@@ -18,6 +18,7 @@ struct Vec256 {
 
   static HEARTH_INLINE F Zero() { return _mm256_setzero_ps(); }
   static HEARTH_INLINE F Set(float x) { return _mm256_set1_ps(x); }
+  static HEARTH_INLINE I SetInt(int32_t x) { return _mm256_set1_epi32(x); }
   static HEARTH_INLINE F Add(F a, F b) { return _mm256_add_ps(a, b); }
   static HEARTH_INLINE F Sub(F a, F b) { return _mm256_sub_ps(a, b); }
   static HEARTH_INLINE F Mul(F a, F b) { return _mm256_mul_ps(a, b); }
@@ -44,6 +45,25 @@ struct Vec256 {
     return _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
   }
   static HEARTH_INLINE float Lane0(F x) { return _mm256_cvtss_f32(x); }
+
+  static HEARTH_INLINE void Transpose(F (&rows)[kLanes]) {
+    F quads[2][4];
+#pragma GCC unroll 2
+    for (int q = 0; q < 2; ++q) {
+      const F* r = rows + 4 * q;
+      const __m256d low01 = _mm256_castps_pd(_mm256_unpacklo_ps(r[0], r[1])), high01 = _mm256_castps_pd(_mm256_unpackhi_ps(r[0], r[1]));
+      const __m256d low23 = _mm256_castps_pd(_mm256_unpacklo_ps(r[2], r[3])), high23 = _mm256_castps_pd(_mm256_unpackhi_ps(r[2], r[3]));
+      quads[q][0] = _mm256_castpd_ps(_mm256_unpacklo_pd(low01, low23));
+      quads[q][1] = _mm256_castpd_ps(_mm256_unpackhi_pd(low01, low23));
+      quads[q][2] = _mm256_castpd_ps(_mm256_unpacklo_pd(high01, high23));
+      quads[q][3] = _mm256_castpd_ps(_mm256_unpackhi_pd(high01, high23));
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      rows[j] = _mm256_permute2f128_ps(quads[0][j], quads[1][j], 0x20);
+      rows[4 + j] = _mm256_permute2f128_ps(quads[0][j], quads[1][j], 0x31);
+    }
+  }
 
   static HEARTH_INLINE F Load(const void* p) { return _mm256_loadu_ps(static_cast<const float*>(p)); }
   static HEARTH_INLINE F LoadN(const void* p, int64_t n) { return _mm256_maskload_ps(static_cast<const float*>(p), First8(n)); }

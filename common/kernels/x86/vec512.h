@@ -22,6 +22,7 @@ struct Vec512 {
 
   static HEARTH_INLINE F Zero() { return _mm512_setzero_ps(); }
   static HEARTH_INLINE F Set(float x) { return _mm512_set1_ps(x); }
+  static HEARTH_INLINE I SetInt(int32_t x) { return _mm512_set1_epi32(x); }
   static HEARTH_INLINE F Add(F a, F b) { return _mm512_add_ps(a, b); }
   static HEARTH_INLINE F Sub(F a, F b) { return _mm512_sub_ps(a, b); }
   static HEARTH_INLINE F Mul(F a, F b) { return _mm512_mul_ps(a, b); }
@@ -54,6 +55,30 @@ struct Vec512 {
     return _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
   }
   static HEARTH_INLINE float Lane0(F x) { return _mm512_cvtss_f32(x); }
+
+  // rows[i][j] and rows[j][i] change places.
+  static HEARTH_INLINE void Transpose(F (&rows)[kLanes]) {
+    F quads[4][4];  // [group of four rows][j]: of each four columns the j-th, row after row
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) {
+      const F* r = rows + 4 * q;
+      const __m512d low01 = _mm512_castps_pd(_mm512_unpacklo_ps(r[0], r[1])), high01 = _mm512_castps_pd(_mm512_unpackhi_ps(r[0], r[1]));
+      const __m512d low23 = _mm512_castps_pd(_mm512_unpacklo_ps(r[2], r[3])), high23 = _mm512_castps_pd(_mm512_unpackhi_ps(r[2], r[3]));
+      quads[q][0] = _mm512_castpd_ps(_mm512_unpacklo_pd(low01, low23));
+      quads[q][1] = _mm512_castpd_ps(_mm512_unpackhi_pd(low01, low23));
+      quads[q][2] = _mm512_castpd_ps(_mm512_unpacklo_pd(high01, high23));
+      quads[q][3] = _mm512_castpd_ps(_mm512_unpackhi_pd(high01, high23));
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      const F low01 = _mm512_shuffle_f32x4(quads[0][j], quads[1][j], 0x44), high01 = _mm512_shuffle_f32x4(quads[0][j], quads[1][j], 0xee);
+      const F low23 = _mm512_shuffle_f32x4(quads[2][j], quads[3][j], 0x44), high23 = _mm512_shuffle_f32x4(quads[2][j], quads[3][j], 0xee);
+      rows[j] = _mm512_shuffle_f32x4(low01, low23, 0x88);
+      rows[4 + j] = _mm512_shuffle_f32x4(low01, low23, 0xdd);
+      rows[8 + j] = _mm512_shuffle_f32x4(high01, high23, 0x88);
+      rows[12 + j] = _mm512_shuffle_f32x4(high01, high23, 0xdd);
+    }
+  }
 
   // Loads take any alignment. Those that end in N take the first n lanes (any n: clamped to what there is), the rest is
   // zero.
