@@ -176,6 +176,10 @@ class Node:
     def wait_ready(self, timeout=None):
         wait_for("readiness", lambda: self.get("/health").status == 200, timeout or self.ready_timeout)
 
+    def wait_worker(self, name):
+        """The node answers as soon as one decode worker is there; this waits until the router has met that one."""
+        wait_for(f"the router meeting {name}", lambda: f"{name} is ready" in self.log("router"))
+
     # -- HTTP
     def request(self, method, path, body=None, headers=None, timeout=120):
         connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=timeout)

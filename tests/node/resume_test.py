@@ -133,6 +133,7 @@ def test_prefill_worker_killed_in_mid_pass():
                 node.start(kind)
             node.start("prefill.0", {"HEARTH_PUBLISH_POINT": f"kv.token_ids:{nth}:kill"})
             node.wait_ready()
+            node.wait_worker("prefill.0")
             results = []
             thread = threading.Thread(target=lambda: results.append(node.completion(prompt, max_tokens=20, logprobs=2, return_token_ids=True)["choices"]))
             thread.start()
