@@ -1,6 +1,7 @@
 #include "common/base/node_config.h"
 
 #include <toml++/toml.h>
+#include <algorithm>
 #include <cmath>
 #include <filesystem>
 #include <fstream>
@@ -27,6 +28,7 @@ struct Key {
   Target target;
   int64_t min = INT64_MIN;
   int64_t max = INT64_MAX;
+  std::vector<std::string> choices = {};  // of a string; empty: any
 };
 
 // The one list of keys: parsing, range checks, "unknown key" and printing all come from it.
@@ -36,9 +38,9 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"node", "name", &c.node_name},
       {"node", "runtime_dir", &c.runtime_dir},
       {"node", "shm_dir", &c.shm_dir},
-      {"node", "log_level", &c.log_level},
+      {"node", "log_level", &c.log_level, 0, 0, {"trace", "debug", "info", "warn", "error", "off"}},
       {"node", "activation_terms", &c.activation_terms, 1, 2},
-      {"node", "kv_dtype", &c.kv_dtype},
+      {"node", "kv_dtype", &c.kv_dtype, 0, 0, {"bf16", "fp8"}},
       {"model", "path", &c.model_path},
       {"model", "name", &c.model_name},
       {"weightstore", "numa_shards", &c.numa_shards, 0, 64},
@@ -55,8 +57,8 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"decode", "max_batch", &c.max_batch, 1, 256},
       {"decode", "chunk_tokens", &c.chunk_tokens, 1, 65536},
       {"decode", "speculation", &c.speculation, 0, 3},
-      {"decode", "isa", &c.isa},
-      {"decode", "overlap", &c.overlap},
+      {"decode", "isa", &c.isa, 0, 0, {"auto", "scalar", "avx2", "avx512", "avx512bf16"}},
+      {"decode", "overlap", &c.overlap, 0, 0, {"auto", "joint", "plain", "alternate"}},
       {"router", "http_listen", &c.http_listen},
       {"router", "grpc_listen", &c.grpc_listen},
       {"router", "api_key_file", &c.api_key_file},
@@ -78,7 +80,11 @@ absl::Status Assign(const Key& key, const toml::node& node, std::string_view sou
   const std::string name = absl::StrCat(key.table, ".", key.name);
   if (auto* text = std::get_if<std::string*>(&key.target)) {
     if (!node.is_string()) return Bad(source, node.source(), name + " must be a string in quotes");
-    **text = node.as_string()->get();
+    const std::string& value = node.as_string()->get();
+    if (!key.choices.empty() && std::find(key.choices.begin(), key.choices.end(), value) == key.choices.end()) {
+      return Bad(source, node.source(), absl::StrCat(name, " '", value, "' is unknown: use ", absl::StrJoin(key.choices, ", ")));
+    }
+    **text = value;
   } else if (auto* number = std::get_if<int64_t*>(&key.target)) {
     if (!node.is_integer()) return Bad(source, node.source(), name + " must be a whole number");
     const int64_t value = node.as_integer()->get();
@@ -122,13 +128,6 @@ absl::Status Validate(NodeConfig& c) {
   if (c.model_path.empty()) return bad("model.path is missing: the Hugging Face directory of the model to serve");
   // Unix socket paths hold at most 107 bytes (sun_path).
   if (c.WorkerSocket("prefill", 15).size() > 107) return bad("node.runtime_dir is too long: its sockets' paths may have at most 107 bytes");
-  if (c.kv_dtype != "bf16" && c.kv_dtype != "fp8") return bad("node.kv_dtype '" + c.kv_dtype + "' is unknown: use bf16 or fp8");
-  static const std::set<std::string> kIsas = {"auto", "scalar", "avx2", "avx512", "avx512bf16"};
-  if (!kIsas.count(c.isa)) return bad("decode.isa '" + c.isa + "' is unknown: use auto, scalar, avx2, avx512 or avx512bf16");
-  static const std::set<std::string> kOverlaps = {"auto", "joint", "plain", "alternate"};
-  if (!kOverlaps.count(c.overlap)) return bad("decode.overlap '" + c.overlap + "' is unknown: use auto, joint, plain or alternate");
-  static const std::set<std::string> kLevels = {"trace", "debug", "info", "warn", "error", "off"};
-  if (!kLevels.count(c.log_level)) return bad("node.log_level '" + c.log_level + "' is unknown: use trace, debug, info, warn, error or off");
   if (c.http_listen.empty() && c.grpc_listen.empty()) return bad("router.http_listen and router.grpc_listen are both empty: no client could come in");
   std::set<std::pair<std::string, uint16_t>> listens;
   for (const auto* list : {&c.http_listen, &c.grpc_listen}) {

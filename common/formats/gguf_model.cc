@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 #include <charconv>
+#include <cmath>
 #include <filesystem>
 #include <optional>
 #include <utility>
@@ -44,8 +45,10 @@ class Metadata {
   absl::StatusOr<double> Number(const std::string& key) const {
     const GgufValue* value = Find(key);
     if (value == nullptr) return Refuse(key, "is missing");
-    if (const auto* d = std::get_if<double>(value)) return *d;
-    return Refuse(key, "is no floating-point number");
+    const auto* d = std::get_if<double>(value);
+    // In JSON, which the value becomes, NaN and infinity would turn into null.
+    if (d == nullptr || !std::isfinite(*d)) return Refuse(key, "is no finite floating-point number");
+    return *d;
   }
   absl::StatusOr<double> NumberOr(const std::string& key, double absent) const { return Find(key) == nullptr ? absent : Number(key); }
 
@@ -131,6 +134,9 @@ absl::Status AddExperts(const Metadata& meta, json& config) {
   const bool v3_groups = v3 && experts == 256;
   ASSIGN_OR_RETURN(const int64_t groups, meta.IntOr(p + "expert_group_count", v3_groups ? 8 : 1));
   ASSIGN_OR_RETURN(const int64_t groups_used, meta.IntOr(p + "expert_group_used_count", v3_groups ? 4 : 1));
+  if (groups_used > std::max<int64_t>(groups, 1)) {
+    return meta.Refuse(p + "expert_group_used_count", absl::StrCat("is ", groups_used, ", but there are ", groups, " groups of experts"));
+  }
   config["n_group"] = std::max<int64_t>(groups, 1);
   config["topk_group"] = std::max<int64_t>(groups_used, 1);
   config["topk_method"] = v3 ? "noaux_tc" : groups > 1 ? "group_limited_greedy" : "greedy";
@@ -194,8 +200,9 @@ absl::StatusOr<std::string> GgufConfigJson(const GgufModel& model) {
   const GgufValue* architecture = meta.Find("general.architecture");
   const std::string* name = architecture != nullptr ? std::get_if<std::string>(architecture) : nullptr;
   if (name == nullptr || *name != kArchitecture) {
-    return absl::InvalidArgumentError(absl::StrCat(model.files[0].path, ": general.architecture is ", name != nullptr ? Quoted(*name) : "missing",
-                                                   "; supported: \"", kArchitecture, "\" (DeepSeek-V2, V3, R1, Kimi-K2)"));
+    const std::string found = name != nullptr ? Quoted(*name) : architecture != nullptr ? "no string" : "missing";
+    return absl::InvalidArgumentError(absl::StrCat(model.files[0].path, ": general.architecture is ", found, "; supported: \"", kArchitecture,
+                                                   "\" (DeepSeek-V2, V3, R1, Kimi-K2)"));
   }
   json config;
   const std::string p = absl::StrCat(kArchitecture, ".");
@@ -210,58 +217,103 @@ absl::StatusOr<std::string> GgufConfigJson(const GgufModel& model) {
   return config.dump(2);
 }
 
-absl::StatusOr<std::map<std::string, CheckpointTensor, std::less<>>> GgufTensors(const GgufModel& model) {
-  std::map<std::string, CheckpointTensor, std::less<>> tensors;
-  const auto add = [&](CheckpointTensor tensor, std::string name) {
+namespace {
+
+// The tensors of a GGUF model under the tensor plan's names.
+class TensorNames {
+ public:
+  explicit TensorNames(const GgufModel& model) : model_(model) {}
+
+  absl::StatusOr<std::map<std::string, CheckpointTensor, std::less<>>> Map() {
+    const Metadata meta(model_);
+    ASSIGN_OR_RETURN(num_experts_, meta.IntOr(absl::StrCat(kArchitecture, ".expert_count"), 0));
+    for (const auto& [name, tensor] : model_.tensors) {
+      if (name == "token_embd.weight") RETURN_IF_ERROR(Add(tensor, name, "model.embed_tokens.weight"));
+      if (name == "output_norm.weight") RETURN_IF_ERROR(Add(tensor, name, "model.norm.weight"));
+      if (name == "output.weight") RETURN_IF_ERROR(Add(tensor, name, "lm_head.weight"));
+      if (name.starts_with("blk.")) RETURN_IF_ERROR(AddOfBlock(tensor, name));
+    }
+    return std::move(tensors_);
+  }
+
+ private:
+  absl::Status Refuse(const CheckpointTensor& tensor, const std::string& gguf_name, std::string_view what) const {
+    return absl::InvalidArgumentError(
+        absl::StrCat(model_.files[static_cast<size_t>(tensor.file)].path, ": tensor ", Quoted(gguf_name), " ", Sv(what)));
+  }
+
+  absl::Status Add(CheckpointTensor tensor, const std::string& gguf_name, std::string name) {
+    if (tensor.dtype == DType::kInvalid) {
+      return Refuse(tensor, gguf_name, absl::StrCat("is of type ", tensor.dtype_name, "; supported: F32, F16, BF16, Q8_0, Q6_K, Q4_K"));
+    }
     tensor.name = name;
-    tensors.emplace(std::move(name), std::move(tensor));
-  };
-  for (const auto& [name, tensor] : model.tensors) {
-    if (name == "token_embd.weight") add(tensor, "model.embed_tokens.weight");
-    if (name == "output_norm.weight") add(tensor, "model.norm.weight");
-    if (name == "output.weight") add(tensor, "lm_head.weight");
-    if (!name.starts_with("blk.")) continue;
+    tensors_.emplace(std::move(name), std::move(tensor));
+    return absl::OkStatus();
+  }
+
+  absl::Status AddOfBlock(const CheckpointTensor& tensor, const std::string& name) {
     const size_t dot = name.find('.', 4);
-    if (dot == std::string::npos) continue;
+    if (dot == std::string::npos) return absl::OkStatus();
     const std::string layer = absl::StrCat("model.layers.", name.substr(4, dot - 4), ".");
     const std::string_view rest = std::string_view(name).substr(dot + 1);
     for (const auto& [gguf, ours] : kBlockTensors) {
-      if (rest == gguf) add(tensor, layer + ours);
+      if (rest == gguf) return Add(tensor, name, layer + ours);
     }
     if (rest == "attn_v_b.weight" && tensor.shape.size() == 3) {  // heads of [v, kv_lora_rank], one below the other
       CheckpointTensor joined = tensor;
       joined.shape = {tensor.shape[0] * tensor.shape[1], tensor.shape[2]};
-      add(std::move(joined), layer + "self_attn.v_b_proj.weight");
+      return Add(std::move(joined), name, layer + "self_attn.v_b_proj.weight");
     }
     for (const auto& [gguf, ours] : kExpertTensors) {
-      if (rest != gguf) continue;
-      if (tensor.shape.size() != 3) {
-        return absl::InvalidArgumentError(absl::StrCat(model.files[static_cast<size_t>(tensor.file)].path, ": tensor ", Quoted(name),
-                                                       " is no stack of all experts' matrices; convert the model again with a current "
-                                                       "convert_hf_to_gguf.py"));
-      }
-      const int64_t experts = tensor.shape[0];
-      for (int64_t expert = 0; expert < experts; ++expert) {
-        CheckpointTensor slice = tensor;
-        slice.shape = {tensor.shape[1], tensor.shape[2]};
-        slice.bytes = tensor.bytes / static_cast<uint64_t>(experts);
-        slice.offset = tensor.offset + slice.bytes * static_cast<uint64_t>(expert);
-        add(std::move(slice), absl::StrCat(layer, "mlp.experts.", expert, ".", ours));
-      }
+      if (rest == gguf) return AddExperts(tensor, name, layer, ours);
     }
+    return absl::OkStatus();
   }
-  return tensors;
-}
+
+  absl::Status AddExperts(const CheckpointTensor& stack, const std::string& name, const std::string& layer, const char* part) {
+    if (stack.shape.size() != 3) {
+      return Refuse(stack, name, "is no stack of all experts' matrices; convert the model again with a current convert_hf_to_gguf.py");
+    }
+    // Held against the metadata before anything is made of each: the shape is the file's word alone.
+    if (stack.shape[0] != num_experts_) {
+      return Refuse(stack, name, absl::StrCat("stacks ", stack.shape[0], " matrices, but ", kArchitecture, ".expert_count is ", num_experts_));
+    }
+    const uint64_t bytes = stack.bytes / static_cast<uint64_t>(num_experts_);
+    for (int64_t expert = 0; expert < num_experts_; ++expert) {
+      CheckpointTensor slice = stack;
+      slice.shape = {stack.shape[1], stack.shape[2]};
+      slice.bytes = bytes;
+      slice.offset = stack.offset + bytes * static_cast<uint64_t>(expert);
+      RETURN_IF_ERROR(Add(std::move(slice), name, absl::StrCat(layer, "mlp.experts.", expert, ".", part)));
+    }
+    return absl::OkStatus();
+  }
+
+  const GgufModel& model_;
+  int64_t num_experts_ = 0;
+  std::map<std::string, CheckpointTensor, std::less<>> tensors_;
+};
+
+}  // namespace
+
+absl::StatusOr<std::map<std::string, CheckpointTensor, std::less<>>> GgufTensors(const GgufModel& model) { return TensorNames(model).Map(); }
 
 absl::StatusOr<std::string> FindGguf(const std::string& path) {
   if (IsGgufPath(path)) return path;
   std::error_code error;
   std::vector<std::string> found;
+  std::string later;  // some part of a split model that is not its first
   for (fs::directory_iterator it(path, error), end; !error && it != end; it.increment(error)) {
     const std::string name = it->path().filename().string();
     if (name.ends_with(".safetensors")) return std::string();
     const bool later_part = name.find("-of-") != std::string::npos && name.find("-00001-of-") == std::string::npos;
-    if (IsGgufPath(name) && !later_part) found.push_back(it->path().string());
+    if (IsGgufPath(name)) {
+      if (later_part) later = it->path().string();
+      if (!later_part) found.push_back(it->path().string());
+    }
+  }
+  if (found.empty() && !later.empty()) {
+    return absl::NotFoundError(absl::StrCat(path, " holds ", later, ", but not the first part of that model (-00001-of-...)"));
   }
   if (found.size() > 1) {
     std::sort(found.begin(), found.end());

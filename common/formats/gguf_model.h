@@ -17,12 +17,12 @@ namespace hearth {
 // architecture that is not supported.
 absl::StatusOr<std::string> GgufConfigJson(const GgufModel& model);
 
-// The model's tensors by Hugging Face's names; those that the plan has no name for are left out. Errors: InvalidArgument for expert tensors that
-// are no stack of matrices.
+// The model's tensors by Hugging Face's names; those that the plan has no name for are left out. Errors: InvalidArgument names the tensor as the
+// file does: a type that is not supported, experts that are no stack of as many matrices as the metadata says.
 absl::StatusOr<std::map<std::string, CheckpointTensor, std::less<>>> GgufTensors(const GgufModel& model);
 
 // The GGUF file that `path` stands for: itself, or the one model (its first part) in a directory without safetensors; "" for anything else.
-// Errors: InvalidArgument when a directory holds several.
+// Errors: InvalidArgument when a directory holds several, NotFound when it holds later parts of one alone.
 absl::StatusOr<std::string> FindGguf(const std::string& path);
 
 }  // namespace hearth

@@ -7,6 +7,7 @@
 
 #include <filesystem>
 #include <fstream>
+#include <limits>
 #include <string>
 
 #include "common/formats/gguf_model.h"
@@ -266,6 +267,7 @@ TEST_F(GgufTest, OtherArchitecturesAndMissingKeysAreRefusedByName) {
 
 TEST_F(GgufTest, ExpertsAreSlicesOfTheirStack) {
   GgufTestWriter w;
+  w.Uint32("deepseek2.expert_count", 3);
   std::string data;
   for (int expert = 0; expert < 3; ++expert) data += std::string(2 * 34, static_cast<char>('a' + expert));
   w.Tensor("blk.4.ffn_down_exps.weight", DType::kQ8_0, {3, 2, 32}, data);
@@ -281,6 +283,42 @@ TEST_F(GgufTest, ExpertsAreSlicesOfTheirStack) {
     EXPECT_EQ(bytes.substr(slice->offset, slice->bytes), std::string(68, static_cast<char>('a' + expert)));
   }
   EXPECT_NE(checkpoint->Find("model.layers.4.mlp.gate.weight"), nullptr);
+}
+
+TEST_F(GgufTest, AStackIsHeldAgainstTheMetadataBeforeItIsCut) {
+  constexpr uint32_t kQ4_0 = 2;  // ggml's number of a type that Hearth does not compute with
+  const auto error = [&](const GgufTestWriter& w) {
+    w.Write(Path());
+    return std::string(Checkpoint::Open(Path()).status().message());
+  };
+  for (const int64_t stacked : {int64_t{2}, int64_t{1} << 40}) {
+    GgufTestWriter w;
+    w.Uint32("deepseek2.expert_count", 3);
+    w.Tensor("blk.1.ffn_gate_exps.weight", kQ4_0, {stacked, 1, 1}, "");
+    EXPECT_THAT(error(w), AllOf(HasSubstr("blk.1.ffn_gate_exps.weight"), HasSubstr(std::to_string(stacked)), HasSubstr("expert_count is 3")));
+  }
+  GgufTestWriter w;
+  w.Uint32("deepseek2.expert_count", 3);
+  w.Tensor("blk.1.ffn_gate_exps.weight", kQ4_0, {3, 2, 32}, std::string(3 * 2 * 18, '\0'));
+  EXPECT_THAT(error(w), AllOf(HasSubstr("blk.1.ffn_gate_exps.weight"), HasSubstr("Q4_0"), HasSubstr("Q8_0")));
+}
+
+TEST_F(GgufTest, NumbersThatAreNoneAreRefusedByTheirKey) {
+  GgufTestWriter w;
+  w.String("general.architecture", "deepseek2");
+  for (const char* key : {"block_count", "embedding_length", "feed_forward_length", "context_length", "attention.head_count"}) {
+    w.Uint32(std::string("deepseek2.") + key, 4);
+  }
+  w.Float("deepseek2.attention.layer_norm_rms_epsilon", std::numeric_limits<float>::quiet_NaN());
+  w.Tensor("token_embd.weight", DType::kF32, {2, 4}, std::string(32, '\0'));
+  w.Write(Path());
+  EXPECT_THAT(std::string(ReadModelConfig(Path()).status().message()), HasSubstr("layer_norm_rms_epsilon is no finite"));
+}
+
+TEST_F(GgufTest, ADirectoryOfLaterPartsAloneIsToldSo) {
+  GgufTestWriter w;
+  w.Write(dir_ + "/m-00002-of-00002.gguf");
+  EXPECT_THAT(std::string(ReadModelConfig(dir_).status().message()), AllOf(HasSubstr("m-00002-of-00002.gguf"), HasSubstr("first part")));
 }
 
 }  // namespace

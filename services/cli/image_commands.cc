@@ -129,7 +129,7 @@ void AddLoad(CLI::App& app, int& exit_code) {
   auto config = AddConfigOption(*command);
   auto dir = std::make_shared<std::string>();
   auto replace = std::make_shared<bool>(false);
-  command->add_option("model", *dir, "Hugging Face directory")->required();
+  command->add_option("model", *dir, "Hugging Face directory, or GGUF file (of a split model: any part)")->required();
   command->add_flag("--replace", *replace, "where both don't fit: drop the old one first (the node answers nothing meanwhile)");
   command->callback([=, &exit_code] { exit_code = Load(*config, *dir, *replace); });
 }

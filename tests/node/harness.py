@@ -64,7 +64,7 @@ class Answer:
 
 
 class Node:
-    """One node. `with Node() as node:` starts all four processes and waits until it answers."""
+    """One node. `with Node() as node:` starts all four processes and waits until the router has met both workers."""
 
     def __init__(self, model=FABLE, config="", start=True, env=None, ready_timeout=60):
         self.dir = pathlib.Path(tempfile.mkdtemp(prefix="hearth-test-"))
@@ -93,6 +93,7 @@ class Node:
                 for kind in ("weightstore", "prefill.0", "decode.0", "router"):
                     self.start(kind)
                 self.wait_ready()
+                self.wait_worker("prefill.0")
         except BaseException:
             self.__exit__(*sys.exc_info())
             raise
