@@ -88,7 +88,10 @@ absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo
                                                   .activation_terms = static_cast<int>(config.activation_terms),
                                                   .kv_dtype = config.kv_type()}));
   ASSIGN_OR_RETURN(engine.model, Model::Bind(model_config, engine.image, *engine.device));
-  RETURN_IF_ERROR(CheckFits(engine.kv->geometry(), engine.model->kv_geometry()));
+  if (const absl::Status fits = CheckFits(engine.kv->geometry(), engine.model->kv_geometry()); !fits.ok()) {
+    return absl::FailedPreconditionError(absl::StrCat(fits.message(), ": node.kv_dtype or node.activation_terms is another than when the store made ",
+                                                      "the pool; restart hearth-weightstore, it makes a new one and keeps the weights"));
+  }
   // Fetching ahead is the decode kernels' affair.
   if (std::string_view(kind.kind) == "decode") {
     ASSIGN_OR_RETURN(engine.facts.fetch_ahead, ProbeImage(engine.image, model_config, *engine.device));
