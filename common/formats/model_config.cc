@@ -182,6 +182,15 @@ absl::Status ParseCompressedTensors(const ConfigKeys& keys, ModelConfig& config)
     if (!symmetric) return weights.Refuse("symmetric", "supported: true");
     ASSIGN_OR_RETURN(const std::string type, weights.StringOr("type", "int"));
     if (type != "int") return weights.Refuse("type", "supported: \"int\"");
+    ASSIGN_OR_RETURN(const std::string strategy, weights.StringOr("strategy", "group"));
+    if (strategy != "group") return weights.Refuse("strategy", "supported: \"group\"");
+    ASSIGN_OR_RETURN(const bool dynamic, weights.BoolOr("dynamic", false));
+    if (dynamic) return weights.Refuse("dynamic", "supported: false");
+    // "weight" and "static" only tell in which order the weights were quantized; "group" (and true) permutes the groups' columns.
+    const json* order = weights.Find("actorder");
+    if (order != nullptr && !order->is_null() && *order != json(false) && *order != json("weight") && *order != json("static")) {
+      return weights.Refuse("actorder", "supported: null, \"weight\", \"static\" (groups of neighbouring columns)");
+    }
   }
   config.int4_groups = true;
   return absl::OkStatus();

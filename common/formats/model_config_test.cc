@@ -270,6 +270,11 @@ TEST(ModelConfig, CompressedTensorsOfFourBitsInGroupsOf32) {
   ExpectRefused(with("group_size", 128), "group_size", "supported: 32");
   ExpectRefused(with("symmetric", false), "symmetric");
   ExpectRefused(with("type", "float"), "config_groups.group_0.weights.type");
+  ExpectRefused(with("strategy", "channel"), "strategy", "supported: \"group\"");
+  ExpectRefused(with("dynamic", true), "dynamic");
+  ExpectRefused(with("actorder", "group"), "actorder");
+  ExpectRefused(with("actorder", true), "actorder");
+  for (const json& harmless : {json(nullptr), json(false), json("weight"), json("static")}) EXPECT_TRUE(with("actorder", harmless).ok()) << harmless;
   json activations = BaseV3();
   activations["quantization_config"] = {{"quant_method", "compressed-tensors"},
                                         {"format", "pack-quantized"},

@@ -192,10 +192,19 @@ absl::Status CheckIndex(const WeightMap& index, const TensorMap& tensors, const 
 constexpr std::string_view kPackedSuffix = "_packed";
 
 // Lists each weight that is there as nibbles and scales as what it is.
-void AddInt4Weights(TensorMap& tensors) {
+absl::Status AddInt4Weights(TensorMap& tensors) {
   std::vector<CheckpointTensor> weights;
   for (const auto& [name, packed] : tensors) {
-    if (!name.ends_with(".weight_packed") || packed.dtype_name != "I32" || packed.shape.size() != 2) continue;
+    if (name.ends_with(".weight_g_idx") || name.ends_with(".weight_zero_point")) {
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(name),
+                                                     ": INT4 weights with permuted groups or zero points are not supported; "
+                                                     "supported: symmetric groups of 32 neighbouring columns"));
+    }
+    if (!name.ends_with(".weight_packed")) continue;
+    if (packed.dtype_name != "I32" || packed.shape.size() != 2) {
+      return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(name), " is ", packed.dtype_name, " of rank ", packed.shape.size(),
+                                                     "; supported: I32 of rank 2, eight weights a word"));
+    }
     CheckpointTensor weight = packed;
     weight.name = name.substr(0, name.size() - kPackedSuffix.size());
     weight.dtype = DType::kI4G32;
@@ -209,6 +218,7 @@ void AddInt4Weights(TensorMap& tensors) {
     std::string name = weight.name;
     tensors.try_emplace(std::move(name), std::move(weight));
   }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -250,7 +260,7 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& model_dir) {
     const absl::Status agrees = CheckIndex(*inventory.index, checkpoint.tensors_, inventory.names);
     if (!agrees.ok()) return Annotate(agrees, model_dir);
   }
-  AddInt4Weights(checkpoint.tensors_);
+  RETURN_IF_ERROR(AddInt4Weights(checkpoint.tensors_));
   return checkpoint;
 }
 

@@ -284,5 +284,16 @@ TEST_F(CheckpointTest, RefusesEmptyAndAbsentDirectories) {
   EXPECT_EQ(Checkpoint::Open(empty.At("none")).status().code(), absl::StatusCode::kNotFound);
 }
 
+TEST(PackedInt4, PermutedGroupsZeroPointsAndOtherWordsAreRefused) {
+  TempDir dir;
+  const auto error = [&](const FakeTensor& tensor) {
+    WriteFile(dir.At("model.safetensors"), SafetensorsOf({tensor}));
+    return Message(Checkpoint::Open(dir.path()).status());
+  };
+  EXPECT_THAT(error({"a.weight_g_idx", "I32", {32}, 128}), AllOf(HasSubstr("a.weight_g_idx"), HasSubstr("permuted")));
+  EXPECT_THAT(error({"a.weight_zero_point", "I32", {1, 1}, 4}), HasSubstr("a.weight_zero_point"));
+  EXPECT_THAT(error({"a.weight_packed", "U8", {2, 16}, 32}), AllOf(HasSubstr("a.weight_packed"), HasSubstr("U8"), HasSubstr("I32")));
+}
+
 }  // namespace
 }  // namespace hearth
