@@ -60,7 +60,7 @@ TEST(HostDevice, AFullBudgetIsAnErrorWithNumbersAndFreedBytesComeBack) {
 
 TEST(HostDevice, NamesItsNumerics) {
   for (const Isa isa : SupportedIsas()) {
-    EXPECT_EQ(MakeDevice(isa, 2)->caps().numerics, "host/" + std::string(IsaName(isa)) + "/exact/5");
+    EXPECT_EQ(MakeDevice(isa, 2)->caps().numerics, "host/" + std::string(IsaName(isa)) + "/exact/4");
   }
 }
 
