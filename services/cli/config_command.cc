@@ -6,6 +6,7 @@
 #include <iostream>
 
 #include "common/base/process.h"
+#include "common/formats/model_config.h"
 #include "services/cli/command.h"
 
 namespace hearth {
@@ -19,8 +20,13 @@ void AddConfig(CLI::App& app, int& exit_code) {
       exit_code = Fail("config", absl::InvalidArgumentError(config.status().message()));
       return;
     }
-    if (const std::string model = config->model_path + "/config.json"; access(model.c_str(), R_OK) != 0) {
-      exit_code = Fail("config", absl::InvalidArgumentError(absl::StrCat("model.path: ", model, ": ", strerror(errno))));
+    if (const absl::StatusOr<ModelTexts> texts = ReadModelTexts(config->model_path); !texts.ok()) {
+      exit_code = Fail("config", absl::InvalidArgumentError(absl::StrCat("model.path: ", texts.status().message())));
+      return;
+    }
+    if (const std::string tokenizer = ModelFilesDir(config->model_path) + "/tokenizer.json"; access(tokenizer.c_str(), R_OK) != 0) {
+      exit_code = Fail("config", absl::InvalidArgumentError(absl::StrCat("model.path: ", tokenizer, ": ", strerror(errno),
+                                                                         "; it comes with the model's Hugging Face repository, also for a GGUF file")));
       return;
     }
     if (access(config->shm_dir.c_str(), X_OK) != 0) {
