@@ -18,13 +18,20 @@ struct CpuFeatures {
   bool avx512dq = false;
   bool avx512bf16 = false;
   bool avx512vbmi = false;
-  bool os_saves_ymm = false;  // XCR0: SSE and AVX state
-  bool os_saves_zmm = false;  // XCR0: those, the mask registers and both halves of the ZMM state
+  bool amx_tile = false;
+  bool amx_bf16 = false;
+  bool os_saves_ymm = false;    // XCR0: SSE and AVX state
+  bool os_saves_zmm = false;    // XCR0: those, the mask registers and both halves of the ZMM state
+  bool os_saves_tiles = false;  // XCR0: the tiles' configuration and data; a process still has to ask (OsGrantsTiles)
 };
 
 CpuFeatures DetectCpuFeatures();
 
-// Ascending; kScalar always, and a path only if every path below it is there too.
-std::vector<Isa> IsasFor(const CpuFeatures& features);
+// Whether Linux lets this process use tile data, which it must be asked for (arch_prctl ARCH_REQ_XCOMP_PERM; kernel documentation,
+// "Using XSTATE features in user space applications"). The first call asks, for all threads there are and will be.
+bool OsGrantsTiles();
+
+// Ascending; kScalar always, and a path only if every path below it is there too. kAmx only under kFast.
+std::vector<Isa> IsasFor(const CpuFeatures& features, Numerics numerics = Numerics::kExact);
 
 }  // namespace hearth

@@ -62,7 +62,7 @@ using LinearKernel = void(const WeightView& w, const bf16* x, int64_t ldx, int64
                           int64_t row_end);
 
 struct KernelTable {
-  const char* name;  // "scalar", "avx2", "avx512", "avx512bf16"
+  const char* name;  // "scalar", "avx2", "avx512", "avx512bf16", "amx"
 
   // dst[i] = bf16(src[i]), nearest even; bit-equal on every path.
   void (*to_bf16)(const float* src, bf16* dst, int64_t n);
@@ -139,11 +139,16 @@ struct KernelTable {
 };
 
 // The paths in ascending order of preference.
-enum class Isa { kScalar, kAvx2, kAvx512, kAvx512Bf16 };
+enum class Isa { kScalar, kAvx2, kAvx512, kAvx512Bf16, kAmx };
+// Which paths may be chosen (DESIGN section 7). kFast adds kAmx: kAvx512Bf16 but for the prefill form's product of FP8 and BF16 weights, whose sums
+// have an order of the tile unit's (x86/gemm_tiles.h). No row's bits depend on its batch there either, as far as the processor's manual says;
+// what no test of ours has seen on such a processor isn't called exact.
+enum class Numerics { kExact, kFast };
 std::string_view IsaName(Isa isa);
-std::optional<Isa> IsaFromName(std::string_view name);  // "scalar", "avx2", "avx512", "avx512bf16"
-// What this CPU (and the OS: XCR0) can run, ascending; never empty. kAvx512Bf16 needs F, BW, VL, DQ, BF16 and VBMI.
-std::vector<Isa> SupportedIsas();
+std::optional<Isa> IsaFromName(std::string_view name);  // "scalar", "avx2", "avx512", "avx512bf16", "amx"
+// What this CPU (and the OS: XCR0) can run, ascending; never empty. kAvx512Bf16 needs F, BW, VL, DQ, BF16 and VBMI; kAmx those, AMX-TILE and AMX-BF16.
+// Under kFast the OS is asked, once a process, to let all its threads use tiles.
+std::vector<Isa> SupportedIsas(Numerics numerics = Numerics::kExact);
 // The table of a supported path; the caller has checked.
 const KernelTable& Kernels(Isa isa);
 

@@ -197,7 +197,7 @@ void RegisterAll() {
     }
   }
   benchmark::RegisterBenchmark("peak/vdpbf16ps", DotPeak);
-  for (Isa isa : SupportedIsas()) {
+  for (Isa isa : SupportedIsas(Numerics::kFast)) {
     if (isa == Isa::kScalar) continue;
     for (bool dram : {false, true}) {
       const std::string name = std::string(dram ? "gemm_f8/dram/" : "gemm_f8/l2/") + std::string(IsaName(isa));

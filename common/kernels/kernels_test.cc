@@ -33,13 +33,13 @@ uint32_t Bits(float x) { return std::bit_cast<uint32_t>(x); }
 class KernelsTest : public testing::TestWithParam<Isa> {
  protected:
   void SetUp() override {
-    const std::vector<Isa> isas = SupportedIsas();
+    const std::vector<Isa> isas = SupportedIsas(Numerics::kFast);
     if (std::find(isas.begin(), isas.end(), GetParam()) == isas.end()) {
       GTEST_SKIP() << "this CPU (or its OS) cannot run path " << IsaName(GetParam());
     }
   }
   const KernelTable& k() const { return Kernels(GetParam()); }
-  bool FlushesSubnormals() const { return GetParam() == Isa::kAvx512Bf16; }
+  bool FlushesSubnormals() const { return GetParam() >= Isa::kAvx512Bf16; }
   // Both forms of the product, over every dtype.
   std::vector<std::pair<LinearKernel*, DType>> Products() const {
     std::vector<std::pair<LinearKernel*, DType>> products;
@@ -51,7 +51,7 @@ class KernelsTest : public testing::TestWithParam<Isa> {
   std::mt19937 rng_{20240229};
 };
 
-INSTANTIATE_TEST_SUITE_P(Paths, KernelsTest, testing::Values(Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16),
+INSTANTIATE_TEST_SUITE_P(Paths, KernelsTest, testing::Values(Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx),
                          [](const auto& info) { return std::string(IsaName(info.param)); });
 
 // The room for rounding in a sum of n products whose magnitudes add up to `magnitude`: errors of random sign grow like
@@ -697,7 +697,7 @@ TEST_P(KernelsTest, EmptyRunChangesNothing) {
 // ---- what needs no path ----
 
 TEST(IsaTest, NamesGoBothWays) {
-  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16}) EXPECT_EQ(IsaFromName(IsaName(isa)), isa);
+  for (Isa isa : {Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx}) EXPECT_EQ(IsaFromName(IsaName(isa)), isa);
   EXPECT_EQ(IsaFromName("avx1024"), std::nullopt);
 }
 
@@ -716,6 +716,30 @@ TEST(IsaTest, APathNeedsAllItsFeaturesAndThoseBelow) {
   EXPECT_THAT(IsasFor(f), ElementsAre(Isa::kScalar, Isa::kAvx2, Isa::kAvx512));
   f.fma = false;
   EXPECT_THAT(IsasFor(f), ElementsAre(Isa::kScalar));
+}
+
+TEST(IsaTest, TilesNeedFastNumericsBothFeaturesAndTheOs) {
+  CpuFeatures f;
+  f.avx2 = f.fma = f.f16c = f.os_saves_ymm = f.avx512f = f.avx512bw = f.avx512vl = f.avx512dq = f.os_saves_zmm = true;
+  f.avx512bf16 = f.avx512vbmi = f.amx_tile = f.amx_bf16 = f.os_saves_tiles = true;
+  EXPECT_THAT(IsasFor(f, Numerics::kFast), ElementsAre(Isa::kScalar, Isa::kAvx2, Isa::kAvx512, Isa::kAvx512Bf16, Isa::kAmx));
+  EXPECT_EQ(IsasFor(f).back(), Isa::kAvx512Bf16) << "exact numerics have no tiles";
+  for (bool CpuFeatures::*needed : {&CpuFeatures::amx_tile, &CpuFeatures::amx_bf16, &CpuFeatures::os_saves_tiles}) {
+    CpuFeatures without = f;
+    without.*needed = false;
+    EXPECT_EQ(IsasFor(without, Numerics::kFast).back(), Isa::kAvx512Bf16);
+  }
+  f.avx512vbmi = false;
+  EXPECT_EQ(IsasFor(f, Numerics::kFast).back(), Isa::kAvx512) << "the path converts FP8 with VBMI";
+}
+
+TEST(IsaTest, ThePathOfTilesDiffersInThePrefillProductAlone) {
+  const KernelTable &tiles = Kernels(Isa::kAmx), &vectors = Kernels(Isa::kAvx512Bf16);
+  EXPECT_NE(tiles.gemm, vectors.gemm);
+  EXPECT_EQ(tiles.linear, vectors.linear);
+  EXPECT_EQ(tiles.linear_transposed, vectors.linear_transposed);
+  EXPECT_EQ(tiles.attend, vectors.attend);
+  EXPECT_EQ(tiles.mla_absorbed, vectors.mla_absorbed);
 }
 
 TEST(IsaTest, ThisCpuRunsTheScalarPath) { EXPECT_EQ(SupportedIsas().front(), Isa::kScalar); }

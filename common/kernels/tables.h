@@ -10,5 +10,7 @@ extern const KernelTable kScalarTable;
 extern const KernelTable kAvx2Table;
 extern const KernelTable kAvx512Table;
 extern const KernelTable kAvx512Bf16Table;
+extern const KernelTable kAmxTable;  // kAvx512Bf16Table with another `gemm`, this:
+LinearKernel GemmInAmxTiles;
 
 }  // namespace hearth

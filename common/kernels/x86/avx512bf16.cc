@@ -36,4 +36,11 @@ struct Avx512Bf16Path {
 
 constinit const KernelTable kAvx512Bf16Table = TableOf<Avx512Bf16Path>::kTable;
 
+constinit const KernelTable kAmxTable = [] {
+  KernelTable table = TableOf<Avx512Bf16Path>::kTable;
+  table.name = "amx";
+  table.gemm = GemmInAmxTiles;
+  return table;
+}();
+
 }  // namespace hearth

@@ -2,7 +2,7 @@
 //
 // VDPBF16PS takes subnormal BF16 inputs as zero and flushes subnormal sums, whatever MXCSR says. No E4M3 value is a
 // subnormal BF16 number, so FP8 weights are exact; activations and BF16 weights below 2^-126 in magnitude count as zero
-// on this path. Included by avx512bf16.cc only; see isa_local.h.
+// on this path. Included by avx512bf16.cc and amx.cc only; see isa_local.h.
 #pragma once
 
 #include <immintrin.h>

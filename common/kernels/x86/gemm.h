@@ -1,5 +1,6 @@
 // The prefill form's product: rows in lanes, tokens broadcast. A tile of weights (64 rows or so, one block of columns) is converted once and meets all
-// tokens of the call, while the next one is fetched. The skeleton; what a tile holds and how it is multiplied is the form's (gemm_bf16.h, gemm_f32.h).
+// tokens of the call, while the next one is fetched. The skeleton; what a tile holds and how it is multiplied is the form's (gemm_bf16.h, gemm_f32.h,
+// gemm_tiles.h).
 //
 // Order of sums of a (row, token): columns ascending within a 128-column block, in one lane (two at a time with VDPBF16PS); the block's sum times its
 // scale (1 without FP8) is added to the total, blocks ascending. It depends on nothing else, whatever the tile, the tokens and the rows of the call.
@@ -8,6 +9,9 @@
 // A form G: vector type V; kVectors of rows a tile; kAtOnce, the tokens whose sums are in registers; Tile; and
 //   Fill<P>(tile, v, data, stride, rows, cols): the tile's vector `v` from up to 16 or 8 rows and `cols` columns; what is missing is zero
 //   Step<N, T>(acc, tile, p, x, ldx): acc[v][t] += the tile's pair of columns p, for its first N vectors, times x's next two columns of T tokens
+// or, instead of kAtOnce and Step, for a form with a way of its own (gemm_tiles.h):
+//   Multiply(step, vectors, x, count, totals): totals of `count` tokens and the tile's first vectors, as MultiplyTile has them
+//   kTokensRead: rows of x that it may read though `count` is less, where the skeleton has copied them
 // A policy P says how weights are read: kElementBytes, kScaled, kFactor (see linear.h), and what the form wants.
 #pragma once
 
@@ -28,6 +32,11 @@ constexpr int64_t kGemmTailTokens = 24;
 
 template <class G>
 constexpr int kGemmRows = G::kVectors* G::V::kLanes;
+
+template <class G>
+concept MultipliesItself = requires {
+  G::kTokensRead;
+};
 
 // What a tile is multiplied with.
 template <class G>
@@ -135,7 +144,11 @@ void GemmTileRows(const WeightView& w, int64_t row, int64_t rows, int64_t more_r
   const uint8_t* data = static_cast<const uint8_t*>(w.data) + row * stride;
   const int64_t vectors = (rows + V::kLanes - 1) / V::kLanes;
   const auto multiply = [&](const GemmStep<G>& step, const bf16* from, int64_t count, float(*totals)[kGemmRows<G>]) {
-    MultiplyVectors<G>(std::make_integer_sequence<int, G::kVectors>(), step, vectors, from, count, totals);
+    if constexpr (MultipliesItself<G>) {
+      G::Multiply(step, vectors, from, count, totals);
+    } else {
+      MultiplyVectors<G>(std::make_integer_sequence<int, G::kVectors>(), step, vectors, from, count, totals);
+    }
   };
   for (int64_t c = 0; c < w.cols; c += kScaleBlock) {
     const int64_t cols = w.cols - c < kScaleBlock ? w.cols - c : kScaleBlock;
@@ -165,6 +178,11 @@ void GemmTileRows(const WeightView& w, int64_t row, int64_t rows, int64_t more_r
         bf16* to = work.tail + t * kScaleBlock;
         std::memcpy(to, x + (m + t) * ldx + c, static_cast<size_t>(cols) * sizeof(bf16));
         std::memset(static_cast<void*>(to + cols), 0, static_cast<size_t>(kScaleBlock - cols) * sizeof(bf16));
+      }
+      if constexpr (MultipliesItself<G>) {
+        const int64_t missing = G::kTokensRead - count;
+        const int64_t bytes = (missing > 0 ? missing : 0) * kScaleBlock * static_cast<int64_t>(sizeof(bf16));
+        std::memset(static_cast<void*>(work.tail + count * kScaleBlock), 0, static_cast<size_t>(bytes));
       }
       multiply(step, work.tail, count, work.totals + m);
     }

@@ -1,5 +1,5 @@
 // The prefill form's product with VDPBF16PS (see gemm.h): FP8 and BF16 weights become pairs of BF16 numbers, which it multiplies two at a
-// time. Included by avx512bf16.cc only; see isa_local.h.
+// time. Included by avx512bf16.cc and amx.cc only; see isa_local.h.
 #pragma once
 
 #include <immintrin.h>

@@ -1,5 +1,5 @@
 // Sixteen F32 lanes: the vector type of the two AVX-512 paths (F, BW, VL, DQ). Same members as Vec256 of avx2.cc.
-// Included by avx512.cc and avx512bf16.cc only; see isa_local.h.
+// Included by avx512.cc, avx512bf16.cc and amx.cc only; see isa_local.h.
 #pragma once
 
 #include <immintrin.h>
