@@ -111,6 +111,15 @@ TEST(NodeConfig, DefaultsAndOverrides) {
   EXPECT_EQ(FormatNodeConfig(*again), FormatNodeConfig(*config));
 }
 
+TEST(NodeConfig, FastNumericsAllowTiles) {
+  const auto config = ParseNodeConfig("[node]\nnumerics = \"fast\"\n[model]\npath = \"/m\"\n[decode]\nisa = \"amx\"", "node.toml");
+  ASSERT_TRUE(config.ok()) << config.status();
+  EXPECT_THAT(FormatNodeConfig(*config), HasSubstr("numerics = \"fast\""));
+  EXPECT_EQ(NodeConfig().numerics, "exact");
+  EXPECT_TRUE(NodeConfig().AllowsIsa("avx512bf16").ok());
+  EXPECT_FALSE(NodeConfig().AllowsIsa("amx").ok()) << "from a worker's --isa";
+}
+
 TEST(NodeConfig, RefusalsNameKeyAndLine) {
   const auto error = [](std::string_view text) { return std::string(ParseNodeConfig(text, "node.toml").status().message()); };
   EXPECT_THAT(error("[model]\npath = \"/m\"\n[decode]\nbatch = 3"), HasSubstr("node.toml:4: unknown key 'decode.batch'"));
@@ -120,6 +129,9 @@ TEST(NodeConfig, RefusalsNameKeyAndLine) {
   EXPECT_THAT(error("[decode]\nmax_batch = 1"), HasSubstr("model.path is missing"));
   EXPECT_THAT(error("[model\n"), HasSubstr("node.toml:1"));
   EXPECT_THAT(error("[model]\npath = \"/m\"\n[decode]\nisa = \"mmx\""), HasSubstr("decode.isa 'mmx' is unknown"));
+  EXPECT_THAT(error("[model]\npath = \"/m\"\n[node]\nnumerics = \"quick\""), HasSubstr("node.numerics 'quick' is unknown: use exact, fast"));
+  EXPECT_THAT(error("[model]\npath = \"/m\"\n[decode]\nisa = \"amx\""),
+              HasSubstr("decode.isa: the path 'amx' is not exact: set node.numerics = \"fast\""));
   EXPECT_THAT(error("[model]\npath = \"/m\"\n[decode]\noverlap = \"both\""), HasSubstr("decode.overlap 'both' is unknown"));
   for (const char* value : {"4", "-1", "\"on\"", "true"}) {
     EXPECT_THAT(error(std::string("[model]\npath = \"/m\"\n[decode]\nspeculation = ") + value),

@@ -40,6 +40,7 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"node", "shm_dir", &c.shm_dir},
       {"node", "log_level", &c.log_level, 0, 0, {"trace", "debug", "info", "warn", "error", "off"}},
       {"node", "activation_terms", &c.activation_terms, 1, 2},
+      {"node", "numerics", &c.numerics, 0, 0, {"exact", "fast"}},
       {"node", "kv_dtype", &c.kv_dtype, 0, 0, {"bf16", "fp8"}},
       {"model", "path", &c.model_path},
       {"model", "name", &c.model_name},
@@ -57,7 +58,7 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"decode", "max_batch", &c.max_batch, 1, 256},
       {"decode", "chunk_tokens", &c.chunk_tokens, 1, 65536},
       {"decode", "speculation", &c.speculation, 0, 3},
-      {"decode", "isa", &c.isa, 0, 0, {"auto", "scalar", "avx2", "avx512", "avx512bf16"}},
+      {"decode", "isa", &c.isa, 0, 0, {"auto", "scalar", "avx2", "avx512", "avx512bf16", "amx"}},
       {"decode", "overlap", &c.overlap, 0, 0, {"auto", "joint", "plain", "alternate"}},
       {"router", "http_listen", &c.http_listen},
       {"router", "grpc_listen", &c.grpc_listen},
@@ -128,6 +129,7 @@ absl::Status Validate(NodeConfig& c) {
   if (c.model_path.empty()) return bad("model.path is missing: the Hugging Face directory of the model to serve");
   // Unix socket paths hold at most 107 bytes (sun_path).
   if (c.WorkerSocket("prefill", 15).size() > 107) return bad("node.runtime_dir is too long: its sockets' paths may have at most 107 bytes");
+  if (const absl::Status s = c.AllowsIsa(c.isa); !s.ok()) return bad("decode.isa: " + std::string(s.message()));
   if (c.http_listen.empty() && c.grpc_listen.empty()) return bad("router.http_listen and router.grpc_listen are both empty: no client could come in");
   std::set<std::pair<std::string, uint16_t>> listens;
   for (const auto* list : {&c.http_listen, &c.grpc_listen}) {
@@ -158,6 +160,11 @@ std::string NodeConfig::WorkerSocket(std::string_view kind, int64_t index) const
   return absl::StrCat(runtime_dir, "/", node_name, ".", Sv(kind), ".", index, ".sock");
 }
 std::string NodeConfig::RouterAdminSocket() const { return absl::StrCat(runtime_dir, "/", node_name, ".router.sock"); }
+
+absl::Status NodeConfig::AllowsIsa(std::string_view isa_name) const {
+  if (isa_name != "amx" || numerics == "fast") return absl::OkStatus();
+  return absl::FailedPreconditionError("the path 'amx' is not exact: set node.numerics = \"fast\" for it, or use auto or avx512bf16");
+}
 
 absl::StatusOr<NodeConfig> ParseNodeConfig(std::string_view toml_text, std::string_view source_path) {
   NodeConfig config;

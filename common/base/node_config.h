@@ -21,7 +21,8 @@ struct NodeConfig {
   std::string log_level = "info";
   // BF16 terms of matrix inputs and KV: 2 keeps 16 bits of mantissa and all expert choices of an F32 run, 1 is plain BF16: faster, half the KV (ADR 0006).
   int64_t activation_terms = 2;
-  std::string kv_dtype = "bf16";  // what the KV pool holds: "bf16" (as many terms as above), or "fp8": a quarter of it by default, for some accuracy
+  std::string numerics = "exact";  // "fast" allows kernels whose sums have an order of the hardware's: AMX tiles for prompts (docs/numerics.md)
+  std::string kv_dtype = "bf16";   // what the KV pool holds: "bf16" (as many terms as above), or "fp8": a quarter of it by default, for some accuracy
 
   // [model]
   std::string model_path;             // Hugging Face directory; required
@@ -47,7 +48,7 @@ struct NodeConfig {
   int64_t max_batch = 6;               // streams in a step
   int64_t chunk_tokens = 64;           // of a chunked prefill between two steps
   std::optional<int64_t> speculation;  // drafts of the MTP module that a step verifies for a stream, 0 to 3; none: "auto", as many as pay
-  std::string isa = "auto";            // scalar, avx2, avx512, avx512bf16: forced for both kinds of worker
+  std::string isa = "auto";            // scalar, avx2, avx512, avx512bf16, amx (needs fast numerics): forced for both kinds of worker
   std::string overlap = "auto";        // auto, joint, plain, alternate: the order of a step's work; auto measures (ADR 0008). Never changes a token
 
   // [router]
@@ -64,6 +65,8 @@ struct NodeConfig {
 
   std::string source_path;  // where it was read from
 
+  // Whether these numerics allow a path by that name: "amx" only under "fast". FailedPrecondition with the remedy. For decode.isa and for who overrides it.
+  absl::Status AllowsIsa(std::string_view isa_name) const;
   DType kv_type() const { return kv_dtype == "fp8" ? DType::kF8E4M3 : DType::kBF16; }
   std::string StoreSocket() const;                                       // unix path
   std::string WorkerSocket(std::string_view kind, int64_t index) const;  // kind: "prefill", "decode"

@@ -19,7 +19,7 @@ class Ops;
 
 struct DeviceCaps {
   std::string kind;         // "host", "sim", "cuda"
-  std::string numerics;     // "host/avx512bf16/exact/3": together with the shard count it names what equality of bits holds within (DESIGN section 7)
+  std::string numerics;     // "host/avx512bf16/exact/4": together with the shard count it names what equality of bits holds within (DESIGN section 7)
   std::string description;  // for people: "2 threads, avx512bf16 (supported: scalar avx2 avx512 avx512bf16)"
   uint64_t memory_budget_bytes = 0;
   int num_threads = 1;

@@ -55,12 +55,15 @@ class Control {
   std::shared_ptr<StreamLoop> loop_;
 };
 
-absl::StatusOr<std::optional<Isa>> ChosenIsa(const std::string& name) {
+absl::StatusOr<std::optional<Isa>> ChosenIsa(const NodeConfig& config, const std::string& name) {
+  RETURN_IF_ERROR(config.AllowsIsa(name));
   if (name == "auto") return std::optional<Isa>();
   const std::optional<Isa> isa = IsaFromName(name);
   if (!isa.has_value()) return absl::InvalidArgumentError("unknown instruction-set path '" + name + "'");
   return isa;
 }
+
+Numerics NumericsOf(const NodeConfig& config) { return config.numerics == "fast" ? Numerics::kFast : Numerics::kExact; }
 
 // Where the threads of each shard's pool run: on the node that holds the shard. On a machine of one node nothing is pinned, since prefill and
 // decode share its cores.
@@ -82,6 +85,7 @@ absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo
   const std::vector<ShardHome> homes = PlaceShards(topology, static_cast<int>(engine.image->num_shards()));
   engine.facts.pages = SurveyImage(*engine.image, topology, homes);  // before anything else reads it
   ASSIGN_OR_RETURN(engine.device, MakeHostDevice({.isa = isa,
+                                                  .numerics = NumericsOf(config),
                                                   .num_threads = static_cast<int>(kind.threads(config)),
                                                   .num_pools = static_cast<int>(engine.image->num_shards()),
                                                   .cpus = CpusOfShards(topology, homes),
@@ -112,7 +116,8 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   int64_t index = 0;
   app.add_option("--config", config_path, "the node's configuration")->envname("HEARTH_CONFIG")->capture_default_str();
   app.add_option("--index", index, "which worker of its kind this is, from 0: names its socket and lease")->capture_default_str();
-  app.add_option("--isa", isa_flag, "force an instruction-set path: scalar, avx2, avx512, avx512bf16 (default: decode.isa of the configuration)");
+  app.add_option("--isa", isa_flag,
+                 "force an instruction-set path: scalar, avx2, avx512, avx512bf16, amx (default: decode.isa of the configuration)");
   app.add_option("--log-level", level_flag, "trace, debug, info, warn, error (default: node.log_level)");
   CLI11_PARSE(app, argc, argv);
 
@@ -129,7 +134,7 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
                                                         ", so the router would never ask this worker")),
                 kExitConfig);
   }
-  const absl::StatusOr<std::optional<Isa>> isa = ChosenIsa(isa_flag.empty() ? config->isa : isa_flag);
+  const absl::StatusOr<std::optional<Isa>> isa = ChosenIsa(*config, isa_flag.empty() ? config->isa : isa_flag);
   if (!isa.ok()) return fail(isa.status(), kExitConfig);
   if (absl::Status s = InitLogging(name, level_flag.empty() ? config->log_level : level_flag); !s.ok()) return fail(s, kExitConfig);
 
@@ -149,7 +154,8 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   }
 
   // What keeps KV of one kind of arithmetic apart from another's must be said before there is a device.
-  const std::string numerics = HostNumerics((*isa).value_or(SupportedIsas().back()), static_cast<int>(config->activation_terms), config->kv_type());
+  const Isa path = isa->value_or(SupportedIsas(NumericsOf(*config)).back());
+  const std::string numerics = HostNumerics(path, static_cast<int>(config->activation_terms), config->kv_type());
   std::unique_ptr<StoreClient> store = StoreClient::Start({
       .socket_path = config->StoreSocket(),
       .kind = std::string_view(kind.kind) == "prefill" ? ClientKind::kPrefill : ClientKind::kDecode,

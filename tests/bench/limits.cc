@@ -92,6 +92,7 @@ bool TakeDeviceFlag(std::string_view name, const char* value, HostDeviceOptions*
     return options->kv_dtype == DType::kF8E4M3 || std::string_view(value) == "bf16";
   } else if (name == "--isa") {
     options->isa = IsaFromName(value);
+    if (options->isa == Isa::kAmx) options->numerics = Numerics::kFast;
     return options->isa.has_value();
   } else {
     return false;

@@ -66,8 +66,8 @@ struct Budget {
   std::atomic<uint64_t> used{0};
 };
 
-std::string SupportedNames() {
-  return absl::StrJoin(SupportedIsas(), " ", [](std::string* out, Isa isa) { absl::StrAppend(out, Sv(IsaName(isa))); });
+std::string SupportedNames(Numerics numerics) {
+  return absl::StrJoin(SupportedIsas(numerics), " ", [](std::string* out, Isa isa) { absl::StrAppend(out, Sv(IsaName(isa))); });
 }
 
 class HostDeviceImpl : public HostDevice {
@@ -83,10 +83,11 @@ class HostDeviceImpl : public HostDevice {
     caps_.activation_terms = options.activation_terms;
     caps_.kv_dtype = options.kv_dtype;
     caps_.numerics = HostNumerics(isa, options.activation_terms, options.kv_dtype);
-    caps_.description = absl::StrCat(num_threads, num_threads == 1 ? " thread" : " threads",
-                                     pool_.num_pools() > 1 ? absl::StrCat(" in ", pool_.num_pools(), " pools") : "", ", ", Sv(IsaName(isa)),
-                                     options.activation_terms > 1 ? ", activations in two BF16 terms" : "",
-                                     options.kv_dtype == DType::kF8E4M3 ? ", KV in FP8" : "", " (supported: ", SupportedNames(), ")");
+    caps_.description =
+        absl::StrCat(num_threads, num_threads == 1 ? " thread" : " threads",
+                     pool_.num_pools() > 1 ? absl::StrCat(" in ", pool_.num_pools(), " pools") : "", ", ", Sv(IsaName(isa)),
+                     options.activation_terms > 1 ? ", activations in two BF16 terms" : "", options.kv_dtype == DType::kF8E4M3 ? ", KV in FP8" : "",
+                     isa == Isa::kAmx ? ", numerics fast" : "", " (supported: ", SupportedNames(options.numerics), ")");
     caps_.memory_budget_bytes = budget_->limit;
     caps_.num_threads = num_threads;
   }
@@ -160,16 +161,19 @@ class HostDeviceImpl : public HostDevice {
 constexpr int kSumOrders = 4;
 
 std::string HostNumerics(Isa isa, int activation_terms, DType kv_dtype) {
-  return absl::StrCat("host/", Sv(IsaName(isa)), activation_terms > 1 ? "/exact2" : "/exact", kv_dtype == DType::kF8E4M3 ? "/kv8" : "", "/",
-                      kSumOrders);
+  return absl::StrCat("host/", Sv(IsaName(isa)), isa == Isa::kAmx ? "/fast" : "/exact", activation_terms > 1 ? "2" : "",
+                      kv_dtype == DType::kF8E4M3 ? "/kv8" : "", "/", kSumOrders);
 }
 
 absl::StatusOr<std::unique_ptr<HostDevice>> HostDevice::Create(const HostDeviceOptions& options) {
-  const std::vector<Isa> supported = SupportedIsas();
+  if (options.isa == Isa::kAmx && options.numerics != Numerics::kFast) {
+    return absl::FailedPreconditionError("host device: the amx kernels are not exact; ask for fast numerics (node.numerics = \"fast\")");
+  }
+  const std::vector<Isa> supported = SupportedIsas(options.numerics);
   const Isa isa = options.isa.value_or(supported.back());
   if (std::find(supported.begin(), supported.end(), isa) == supported.end()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("this CPU can't run the ", Sv(IsaName(isa)), " kernels; it supports: ", SupportedNames(), ". Choose one of these, or auto"));
+    return absl::FailedPreconditionError(absl::StrCat("this CPU can't run the ", Sv(IsaName(isa)),
+                                                      " kernels; it supports: ", SupportedNames(options.numerics), ". Choose one of these, or auto"));
   }
   if (options.activation_terms < 1 || options.activation_terms > 2) {
     return absl::InvalidArgumentError(absl::StrCat("host device: activations of ", options.activation_terms, " BF16 terms; supported: 1, 2"));

@@ -18,7 +18,8 @@
 namespace hearth {
 
 struct HostDeviceOptions {
-  std::optional<Isa> isa;              // none: the best that this CPU supports
+  std::optional<Isa> isa;  // none: the best that this CPU supports and `numerics` allow
+  Numerics numerics = Numerics::kExact;
   int num_threads = 0;                 // 0: as many as this process may run on
   int num_pools = 1;                   // one per NUMA shard of the experts; at most num_threads are made
   std::vector<std::vector<int>> cpus;  // by pool: cores to pin its threads to; empty: not pinned
@@ -37,7 +38,7 @@ std::string HostNumerics(Isa isa, int activation_terms, DType kv_dtype);
 
 class HostDevice : public Device {
  public:
-  // FailedPrecondition for a path that this CPU lacks (it names those there are).
+  // FailedPrecondition for a path that this CPU lacks or the numerics forbid (it names those there are).
   static absl::StatusOr<std::unique_ptr<HostDevice>> Create(const HostDeviceOptions& options);
 
   virtual ThreadPool& pool() = 0;

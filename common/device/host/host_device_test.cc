@@ -62,6 +62,20 @@ TEST(HostDevice, NamesItsNumerics) {
   for (const Isa isa : SupportedIsas()) {
     EXPECT_EQ(MakeDevice(isa, 2)->caps().numerics, "host/" + std::string(IsaName(isa)) + "/exact/4");
   }
+  EXPECT_EQ(HostNumerics(Isa::kAvx512Bf16, 2, DType::kF8E4M3), "host/avx512bf16/exact2/kv8/4");
+  EXPECT_EQ(HostNumerics(Isa::kAmx, 1, DType::kBF16), "host/amx/fast/4");
+}
+
+TEST(HostDevice, TilesNeedFastNumericsOnAnyCpu) {
+  const absl::Status refused = HostDevice::Create({.isa = Isa::kAmx}).status();
+  EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_THAT(std::string(refused.message()), HasSubstr("node.numerics = \"fast\""));
+  // Without a path's name fast numerics take the best there is, and say what it is.
+  auto device = HostDevice::Create({.numerics = Numerics::kFast, .num_threads = 1});
+  ASSERT_TRUE(device.ok()) << device.status();
+  const bool tiles = SupportedIsas(Numerics::kFast).back() == Isa::kAmx;
+  EXPECT_THAT((*device)->caps().numerics, HasSubstr(tiles ? "host/amx/fast/" : "/exact/"));
+  EXPECT_EQ((*device)->caps().description.find("numerics fast") != std::string::npos, tiles);
 }
 
 TEST(HostDevice, OptionsThatContradictThemselvesAreRefused) {
