@@ -25,8 +25,9 @@ void AddConfig(CLI::App& app, int& exit_code) {
       return;
     }
     if (const std::string tokenizer = ModelFilesDir(config->model_path) + "/tokenizer.json"; access(tokenizer.c_str(), R_OK) != 0) {
-      exit_code = Fail("config", absl::InvalidArgumentError(absl::StrCat("model.path: ", tokenizer, ": ", strerror(errno),
-                                                                         "; it comes with the model's Hugging Face repository, also for a GGUF file")));
+      exit_code =
+          Fail("config", absl::InvalidArgumentError(absl::StrCat("model.path: ", tokenizer, ": ", strerror(errno),
+                                                                 "; it comes with the model's Hugging Face repository, also for a GGUF file")));
       return;
     }
     if (access(config->shm_dir.c_str(), X_OK) != 0) {
