@@ -18,16 +18,16 @@ std::optional<StepOrder> StepOrderFromName(std::string_view name) {
   return std::nullopt;
 }
 
-StepOrder StepOrderChooser::Next(int64_t rows) const {
+StepOrder StepOrderChooser::Next(int64_t streams, int64_t rows) const {
   if (pinned_.has_value()) return *pinned_;
-  if (rows > kRowsMax) return StepOrder::kJoint;
-  const Entry& entry = entries_[static_cast<size_t>(rows)];
+  if (!Measured(streams, rows)) return StepOrder::kJoint;
+  const Entry& entry = entries_[static_cast<size_t>(streams)];
   return entry.in_round ? static_cast<StepOrder>(entry.next_in_round) : entry.chosen;
 }
 
-void StepOrderChooser::Add(int64_t rows, StepOrder order, int64_t ns) {
-  if (rows > kRowsMax) return;
-  Entry& entry = entries_[static_cast<size_t>(rows)];
+void StepOrderChooser::Add(int64_t streams, int64_t rows, StepOrder order, int64_t ns) {
+  if (!Measured(streams, rows)) return;
+  Entry& entry = entries_[static_cast<size_t>(streams)];
   const size_t o = static_cast<size_t>(order);
   if (pinned_.has_value()) {
     entry.ns[o][static_cast<size_t>(entry.samples[o]++ % kRounds)] = ns;
@@ -68,10 +68,10 @@ int64_t StepOrderChooser::Median(const Entry& entry, int order) {
 
 std::vector<StepOrderTimes> StepOrderChooser::Look() const {
   std::vector<StepOrderTimes> all;
-  for (int64_t rows = 0; rows <= kRowsMax; ++rows) {
-    const Entry& entry = entries_[static_cast<size_t>(rows)];
+  for (int64_t streams = 0; streams <= kStreamsMax; ++streams) {
+    const Entry& entry = entries_[static_cast<size_t>(streams)];
     if (std::all_of(entry.samples.begin(), entry.samples.end(), [](int64_t n) { return n == 0; })) continue;
-    StepOrderTimes times{.rows = rows, .chosen = entry.chosen};
+    StepOrderTimes times{.streams = streams, .chosen = entry.chosen};
     times.decided = pinned_.has_value() || entry.samples.back() >= kRounds;
     for (int order = 0; order < kNumStepOrders; ++order)
       times.median_ms[static_cast<size_t>(order)] = static_cast<double>(Median(entry, order)) / 1e6;

@@ -94,8 +94,9 @@ StepRunner::~StepRunner() {
 
 std::vector<absl::Status> StepRunner::Run(Stream& stream, const KvPool& kv, const ForwardBatch& batch, float* logits, const ForwardHooks* hooks) {
   const int64_t rows = static_cast<int64_t>(batch.token_ids.size());
-  const bool can_be_cut = batch.sequences.size() >= 2;
-  const StepOrder order = can_be_cut ? chooser_.Next(rows) : StepOrder::kJoint;
+  const int64_t streams = static_cast<int64_t>(batch.sequences.size());
+  const bool can_be_cut = streams >= 2;
+  const StepOrder order = can_be_cut ? chooser_.Next(streams, rows) : StepOrder::kJoint;
   const int64_t begin_ns = device_.Now();
   cut_row_ = 0;
   std::vector<absl::Status> statuses(batch.sequences.size());
@@ -114,7 +115,7 @@ std::vector<absl::Status> StepRunner::Run(Stream& stream, const KvPool& kv, cons
     if (!parts_[1].status.ok()) second_stream_ = device_.MakeStream("second micro-batch");
   }
   if (can_be_cut && std::all_of(statuses.begin(), statuses.end(), [](const absl::Status& s) { return s.ok(); })) {
-    chooser_.Add(rows, order, device_.Now() - begin_ns);
+    chooser_.Add(streams, rows, order, device_.Now() - begin_ns);
   }
   return statuses;
 }

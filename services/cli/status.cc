@@ -119,7 +119,7 @@ void PrintWork(const Node& node, std::ostream& out) {
   }
 }
 
-// "decode.0 step order: 2 rows: joint (joint 41.2 ms, plain 60.1 ms, alternate 58.9 ms)", a line for each number of rows.
+// "decode.0 step order, 2 streams: joint (joint 41.2 ms, plain 60.1 ms, alternate 58.9 ms)", a line for each number of streams.
 void PrintStepOrders(const Node& node, std::ostream& out) {
   for (const auto& [name, w] : node.workers) {
     if (!w.ok()) continue;
@@ -131,7 +131,7 @@ void PrintStepOrders(const Node& node, std::ostream& out) {
       add("joint", order.joint_ms());
       add("plain", order.plain_ms());
       add("alternate", order.alternate_ms());
-      out << absl::StrFormat("%s step order, %d rows: %s (%s)\n", name, order.rows(),
+      out << absl::StrFormat("%s step order, %d streams: %s (%s)\n", name, order.streams(),
                              order.measuring()        ? "measuring"
                              : w->step_order_pinned() ? order.chosen() + ", pinned by decode.overlap"
                                                       : order.chosen(),

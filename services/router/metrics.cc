@@ -66,7 +66,7 @@ struct Metrics::Families {
                                                                   .Help("Median time of a decode step of so many rows, by order of its work")
                                                                   .Register(registry);
   prometheus::Family<prometheus::Gauge>& step_order_chosen =
-      prometheus::BuildGauge().Name("hearth_step_order_chosen").Help("1: the order that steps of so many rows take").Register(registry);
+      prometheus::BuildGauge().Name("hearth_step_order_chosen").Help("1: the order that steps of so many streams take").Register(registry);
   prometheus::Family<prometheus::Gauge>& prefetch_rate =
       prometheus::BuildGauge().Name("hearth_prefetch_bytes_per_second").Help("Experts read with and without software prefetch").Register(registry);
   prometheus::Family<prometheus::Gauge>& prefetch_on =
@@ -199,7 +199,7 @@ void Metrics::OnWorkerStatus(const std::string& worker, const v1::WorkerStatus& 
   for (const v1::WorkerStatus::StepOrder& order : status.step_orders()) {
     const std::pair<const char*, double> measured[] = {{"joint", order.joint_ms()}, {"plain", order.plain_ms()}, {"alternate", order.alternate_ms()}};
     for (const auto& [name, ms] : measured) {
-      const prometheus::Labels labels = {{"worker", worker}, {"rows", std::to_string(order.rows())}, {"order", name}};
+      const prometheus::Labels labels = {{"worker", worker}, {"streams", std::to_string(order.streams())}, {"order", name}};
       if (ms > 0) families_->step_order_seconds.Add(labels).Set(ms / 1e3);
       families_->step_order_chosen.Add(labels).Set(!order.measuring() && order.chosen() == name ? 1 : 0);
     }

@@ -262,7 +262,7 @@ TEST(RenderTest, LogprobsAreFiniteAndBytesExact) {
 TEST(MetricsTest, WorkersOrdersOfAStepAreGauges) {
   v1::WorkerStatus status;
   auto& order = *status.add_step_orders();
-  order.set_rows(4);
+  order.set_streams(4);
   order.set_chosen("alternate");
   order.set_joint_ms(25);
   order.set_alternate_ms(20);
@@ -270,7 +270,7 @@ TEST(MetricsTest, WorkersOrdersOfAStepAreGauges) {
   metrics.OnWorkerStatus("decode.0", status);
   const std::string text = metrics.Exposition();
   const auto line = [](const char* family, const char* of, const char* value) {
-    return std::string(family) + "{order=\"" + of + "\",rows=\"4\",worker=\"decode.0\"} " + value + "\n";
+    return std::string(family) + "{order=\"" + of + "\",streams=\"4\",worker=\"decode.0\"} " + value + "\n";
   };
   EXPECT_NE(text.find(line("hearth_step_order_seconds", "joint", "0.025")), std::string::npos) << text;
   EXPECT_EQ(text.find(line("hearth_step_order_seconds", "plain", "0")), std::string::npos) << "not measured";

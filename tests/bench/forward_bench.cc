@@ -124,7 +124,7 @@ absl::Status Run(Flags flags) {
       timed.Add(taken, read, bytes);
     }
     for (const StepOrderTimes& times : harness->runner().Look()) {
-      if (times.rows != static_cast<int64_t>(batch) || flags.harness.order.has_value()) continue;
+      if (times.streams != static_cast<int64_t>(batch) || flags.harness.order.has_value()) continue;
       std::printf("decode  batch %zu:      ", batch);
       for (int order = 0; order < kNumStepOrders; ++order) {
         std::printf("%s %.2f ms, ", StepOrderName(static_cast<StepOrder>(order)), times.median_ms[static_cast<size_t>(order)]);

@@ -192,7 +192,7 @@ def test_every_order_of_a_step_gives_the_same_tokens_and_is_told():
             answers[order] = got
             worker = node.status()["workers"]["decode.0"]
             assert worker["step_order_pinned"] == (order != "auto"), worker
-            shared = [o for o in worker["step_orders"] if int(o["rows"]) > 1]
+            shared = [o for o in worker["step_orders"] if int(o["streams"]) > 1]
             assert shared, worker
             if order == "auto":
                 assert any(o["joint_ms"] > 0 and o["plain_ms"] > 0 and o["alternate_ms"] > 0 for o in shared), shared
