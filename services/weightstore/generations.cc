@@ -174,7 +174,8 @@ absl::StatusOr<GenerationPtr> Generations::Open(const Hash128& id, bool adopted)
   }
   if (generation->pool->geometry().num_pages != sizes.geometry.num_pages) {
     Note(absl::StrCat("the KV pool of ", generation->pool->geometry().num_pages, " pages is in use and was kept; the configuration asks for ",
-                      sizes.geometry.num_pages, " pages, which a restart of the store without workers will make"));
+                      sizes.geometry.num_pages, " pages, which a restart of the store without workers will make"),
+         id);
   }
   generation->sequence = generation->table->header().sequence;
   if (adopted) {
@@ -192,7 +193,7 @@ absl::StatusOr<GenerationPtr> Generations::Open(const Hash128& id, bool adopted)
   generation->pages = std::make_unique<PageTable>(generation->table, generation->pool, options, [](const ProcessId& id) { return IsAlive(id); });
   for (const std::string& note : generation->pages->TakeNotes()) {
     spdlog::warn("generation {}: {}", id.ToHex(), note);
-    Note(note);
+    Note(note, id);
   }
   return generation;
 }
@@ -318,7 +319,7 @@ absl::StatusOr<Hash128> Generations::Build(const LoadRequestOptions& options,
     });
   };
   ASSIGN_OR_RETURN(const BuildResult result, BuildImage(build));
-  for (const std::string& note : result.notes) Note(note);
+  for (const std::string& note : result.notes) Note(note, result.generation);
   spdlog::info("loaded {} from {} in {} ({}/s)", HumanBytes(static_cast<double>(result.bytes)), options.model_dir, HumanDuration(result.seconds),
                HumanBytes(static_cast<double>(result.bytes) / std::max(result.seconds, 1e-9)));
   return result.generation;
@@ -454,6 +455,10 @@ void Generations::Retire(const GenerationPtr& generation) {
   absl::StatusOr<ShmRegion> manifest =
       ShmRegion::Open(place_.Path(kManifestWhat, generation->id), RegionKind::kManifest, kManifestVersion, MapMode::kReadWrite);
   if (manifest.ok()) manifest->SetState(RegionState::kRetired);
+  {
+    std::lock_guard lock(mutex_);
+    std::erase_if(notes_, [&](const NoteOf& note) { return note.generation == generation->id; });
+  }
   if (const absl::Status removed = RemoveGeneration(place_, generation->id); !removed.ok()) {
     spdlog::error("generation {} is RETIRED, but not all of it could be removed: {}", generation->id.ToHex(), removed.ToString());
     return;
@@ -463,12 +468,15 @@ void Generations::Retire(const GenerationPtr& generation) {
 
 std::vector<std::string> Generations::notes() const {
   std::lock_guard lock(mutex_);
-  return notes_;
+  std::vector<std::string> texts;
+  for (const NoteOf& note : notes_) texts.push_back(note.text);
+  return texts;
 }
 
-void Generations::Note(const std::string& note) {
+void Generations::Note(const std::string& text, const std::optional<Hash128>& generation) {
   std::lock_guard lock(mutex_);
-  if (std::find(notes_.begin(), notes_.end(), note) == notes_.end()) notes_.push_back(note);
+  NoteOf note{text, generation};
+  if (std::find(notes_.begin(), notes_.end(), note) == notes_.end()) notes_.push_back(std::move(note));
 }
 
 }  // namespace hearth

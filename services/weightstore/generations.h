@@ -104,7 +104,8 @@ class Generations {
   void Retire(const GenerationPtr& generation);
   uint64_t ConfigStamp() const;
   int NumShards() const;
-  void Note(const std::string& note);
+  // For `status`. What speaks of one generation goes with it.
+  void Note(const std::string& text, const std::optional<Hash128>& generation = std::nullopt);
 
   const NodeConfig& config_;
   const Events events_;
@@ -115,7 +116,12 @@ class Generations {
   std::vector<Hash128> leftovers_;          // RETIRED, with a living worker: removed when he is gone
   uint64_t last_sequence_ = 0;
   LoadState loading_;
-  std::vector<std::string> notes_;
+  struct NoteOf {
+    std::string text;
+    std::optional<Hash128> generation;
+    friend bool operator==(const NoteOf&, const NoteOf&) = default;
+  };
+  std::vector<NoteOf> notes_;
 };
 
 }  // namespace hearth

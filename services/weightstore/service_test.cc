@@ -9,6 +9,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <filesystem>
@@ -16,6 +17,8 @@
 #include <iostream>
 #include <sstream>
 #include <thread>
+
+#include <nlohmann/json.hpp>
 
 #include "common/base/logging.h"
 #include "common/base/process.h"
@@ -650,6 +653,37 @@ TEST_F(StoreTest, LoadSwitchesAndTheOldGenerationGoesWithItsLastLease) {
   StartStore();
   ASSERT_EQ(Status().generations_size(), 1);
   EXPECT_EQ(*HashFromBytes(Status().generations(0).id()), fresh);
+}
+
+TEST_F(StoreTest, WhatIsNotedOfAModelGoesWithItsGeneration) {
+  StartStore();
+  CopyModel(dir_ + "/endless");
+  CopyModel(dir_ + "/sound");
+  for (const char* name : {"/config.json", "/generation_config.json"}) {
+    nlohmann::json config = nlohmann::json::parse(std::ifstream(dir_ + "/endless" + name));
+    config.erase("eos_token_id");
+    std::ofstream(dir_ + "/endless" + name) << config;
+  }
+  const auto noted = [&] {
+    const v1::StoreStatus status = Status();
+    return std::any_of(status.notes().begin(), status.notes().end(), [](const std::string& note) { return note.find("eos_token_id") != note.npos; });
+  };
+  const auto load = [&](const char* name) {
+    grpc::ClientContext context;
+    v1::LoadRequest request;
+    request.set_model_dir(dir_ + name);
+    const auto stub = v1::Store::NewStub(UnixChannel(Socket()));
+    auto events = stub->Load(&context, request);
+    v1::LoadEvent event;
+    while (events->Read(&event)) {
+    }
+    return events->Finish().ok();
+  };
+  EXPECT_FALSE(noted());
+  ASSERT_TRUE(load("/endless"));
+  EXPECT_TRUE(noted());
+  ASSERT_TRUE(load("/sound"));
+  EXPECT_TRUE(Eventually(6, [&] { return !noted(); }));
 }
 
 TEST_F(StoreTest, AnotherModelInTheConfigurationReplacesTheImage) {
