@@ -138,6 +138,38 @@ float MatrixCase::Scale(int64_t row, int64_t col) const {
   return view_.scales[(view_.scale_row0 + row) / kScaleBlock * view_.scale_stride + col / kScaleBlock];
 }
 
+namespace {
+
+constexpr int64_t kF8Codes = 254;
+// Of rows that begin in the middle of a block, in two blocks of columns.
+constexpr float kF8Scales[3][2] = {{1.0f, 0.25f}, {0.5f, 2.0f}, {1.0f, 4.0f}};
+constexpr int64_t kF8ScaleRow0 = 50;
+
+}  // namespace
+
+AllF8Codes::AllF8Codes(int64_t cols) : cols_(cols) {
+  std::vector<uint8_t> codes;
+  for (int code = 0; code < 256; ++code) {
+    if ((code & 0x7f) != 0x7f) codes.push_back(static_cast<uint8_t>(code));
+  }
+  for (int64_t r = 0; r < kF8Codes; ++r) {
+    for (int64_t c = 0; c < cols; ++c) data_.push_back(codes[static_cast<size_t>((r + 31 * c) % kF8Codes)]);
+  }
+}
+
+WeightView AllF8Codes::view() const {
+  return {.data = data_.data(),
+          .dtype = DType::kF8E4M3,
+          .rows = kF8Codes,
+          .cols = cols_,
+          .row_stride = cols_,
+          .scales = kF8Scales[0],
+          .scale_stride = 2,
+          .scale_row0 = kF8ScaleRow0};
+}
+
+float AllF8Codes::Scale(int64_t row, int64_t col) const { return kF8Scales[(kF8ScaleRow0 + row) / kScaleBlock][col / kScaleBlock]; }
+
 void FillGaussian(std::mt19937& rng, std::span<bf16> out, float deviation) {
   std::normal_distribution<float> normal(0.0f, deviation);
   for (bf16& x : out) x = ToBf16(normal(rng));

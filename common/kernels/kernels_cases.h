@@ -66,6 +66,20 @@ class MatrixCase {
   WeightView view_;
 };
 
+// Every E4M3 code but NaN once in each column, with scales that are powers of two: a product with one element of x is exact.
+class AllF8Codes {
+ public:
+  explicit AllF8Codes(int64_t cols);  // at most 256
+
+  WeightView view() const;
+  uint8_t code(int64_t row, int64_t col) const { return data_[static_cast<size_t>(row * cols_ + col)]; }
+  float Scale(int64_t row, int64_t col) const;
+
+ private:
+  int64_t cols_;
+  std::vector<uint8_t> data_;
+};
+
 void FillGaussian(std::mt19937& rng, std::span<bf16> out, float deviation = 1.0f);
 void FillGaussian(std::mt19937& rng, std::span<float> out, float deviation = 1.0f);
 

@@ -289,25 +289,9 @@ TEST_P(KernelsTest, WeightsAtAnyAddress) {
 // Every code in every lane: x is a multiple of a basis vector, so each y is one product and must be exact.
 TEST_P(KernelsTest, F8IsConvertedExactly) {
   const int64_t cols = 205;  // one block and a tail that fills no vector
-  std::vector<uint8_t> codes;
-  for (int code = 0; code < 256; ++code) {
-    if ((code & 0x7f) != 0x7f) codes.push_back(static_cast<uint8_t>(code));
-  }
-  const int64_t rows = static_cast<int64_t>(codes.size());
-  std::vector<uint8_t> data(static_cast<size_t>(rows * cols));
-  const auto code_at = [&](int64_t r, int64_t c) { return codes[static_cast<size_t>((r + 31 * c) % rows)]; };
-  for (int64_t r = 0; r < rows; ++r) {
-    for (int64_t c = 0; c < cols; ++c) data[static_cast<size_t>(r * cols + c)] = code_at(r, c);
-  }
-  const std::vector<float> scales = {1.0f, 0.25f, 0.5f, 2.0f, 1.0f, 4.0f};
-  const WeightView w = {.data = data.data(),
-                        .dtype = DType::kF8E4M3,
-                        .rows = rows,
-                        .cols = cols,
-                        .row_stride = cols,
-                        .scales = scales.data(),
-                        .scale_stride = 2,
-                        .scale_row0 = 50};
+  const AllF8Codes codes(cols);
+  const WeightView w = codes.view();
+  const int64_t rows = w.rows;
   // The last is a subnormal BF16 number: taken as zero by VDPBF16PS, counted by the paths that work in F32.
   for (float value : {1.0f, -3.0f, 0x1.fcp100f, 0x1p-100f, 0x1p-126f * 512, 0x1p-130f}) {
     const bool flushed = FlushesSubnormals() && value < 0x1p-126f && value > 0;
@@ -318,9 +302,8 @@ TEST_P(KernelsTest, F8IsConvertedExactly) {
       for (LinearKernel* product : {k().linear, k().gemm}) {
         product(w, x.data(), cols, 1, y.data(), rows, 0, rows);
         for (int64_t r = 0; r < rows; ++r) {
-          const float scale = scales[static_cast<size_t>((50 + r) / 128 * 2 + c / 128)];
-          const float want = flushed ? 0.0f : F8E4M3ToFloat(code_at(r, c)) * value * scale;
-          ASSERT_EQ(y[static_cast<size_t>(r)], want) << "code " << int{code_at(r, c)} << " x " << value << " column " << c;
+          const float want = flushed ? 0.0f : F8E4M3ToFloat(codes.code(r, c)) * value * codes.Scale(r, c);
+          ASSERT_EQ(y[static_cast<size_t>(r)], want) << "code " << int{codes.code(r, c)} << " x " << value << " column " << c;
         }
       }
     }

@@ -249,22 +249,9 @@ TEST_P(TileGemmTest, AgreesWithTheScalarPath) {
 // Every E4M3 code, the subnormal ones too, in both places of a pair and in the last block: one product each, so exact. What the unit takes as zero are
 // activations below 2^-126.
 TEST(TileGemmUnitTest, EveryF8CodeCountsAndSubnormalActivationsDoNot) {
-  std::vector<uint8_t> codes;
-  for (int code = 0; code < 256; ++code) {
-    if ((code & 0x7f) != 0x7f) codes.push_back(static_cast<uint8_t>(code));
-  }
-  const int64_t rows = static_cast<int64_t>(codes.size()), cols = 130;
-  std::vector<uint8_t> data(static_cast<size_t>(rows * cols));
-  for (int64_t i = 0; i < rows * cols; ++i) data[static_cast<size_t>(i)] = codes[static_cast<size_t>((i / cols + 31 * (i % cols)) % rows)];
-  const std::vector<float> scales = {1.0f, 0.25f, 0.5f, 2.0f, 1.0f, 4.0f};
-  const WeightView w = {.data = data.data(),
-                        .dtype = DType::kF8E4M3,
-                        .rows = rows,
-                        .cols = cols,
-                        .row_stride = cols,
-                        .scales = scales.data(),
-                        .scale_stride = 2,
-                        .scale_row0 = 50};
+  const AllF8Codes codes(130);
+  const WeightView w = codes.view();
+  const int64_t rows = w.rows, cols = w.cols;
   for (float value : {-3.0f, 0x1p-126f * 512, 0x1p-130f}) {
     for (int64_t c : {0, 1, 30, 63, 127, 128, 129}) {
       std::vector<bf16> x(static_cast<size_t>(cols));
@@ -272,9 +259,8 @@ TEST(TileGemmUnitTest, EveryF8CodeCountsAndSubnormalActivationsDoNot) {
       std::vector<float> y(static_cast<size_t>(rows), kNan);
       Product(w, x.data(), cols, 1, y.data(), rows, 0, rows);
       for (int64_t r = 0; r < rows; ++r) {
-        const float code = F8E4M3ToFloat(data[static_cast<size_t>(r * cols + c)]);
-        const float scale = scales[static_cast<size_t>((50 + r) / 128 * 2 + c / 128)];
-        ASSERT_EQ(y[static_cast<size_t>(r)], value == 0x1p-130f ? 0.0f : code * value * scale)
+        const float code = F8E4M3ToFloat(codes.code(r, c));
+        ASSERT_EQ(y[static_cast<size_t>(r)], value == 0x1p-130f ? 0.0f : code * value * codes.Scale(r, c))
             << "code " << code << " x " << value << " column " << c;
       }
     }

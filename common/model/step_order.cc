@@ -21,13 +21,14 @@ std::optional<StepOrder> StepOrderFromName(std::string_view name) {
 StepOrder StepOrderChooser::Next(int64_t streams, int64_t rows) const {
   if (pinned_.has_value()) return *pinned_;
   if (!Measured(streams, rows)) return StepOrder::kJoint;
-  const Entry& entry = entries_[static_cast<size_t>(streams)];
+  const auto found = entries_.find(streams);
+  const Entry& entry = found == entries_.end() ? Entry{} : found->second;
   return entry.in_round ? static_cast<StepOrder>(entry.next_in_round) : entry.chosen;
 }
 
 void StepOrderChooser::Add(int64_t streams, int64_t rows, StepOrder order, int64_t ns) {
   if (!Measured(streams, rows)) return;
-  Entry& entry = entries_[static_cast<size_t>(streams)];
+  Entry& entry = entries_[streams];
   const size_t o = static_cast<size_t>(order);
   if (pinned_.has_value()) {
     entry.ns[o][static_cast<size_t>(entry.samples[o]++ % kRounds)] = ns;
@@ -68,9 +69,7 @@ int64_t StepOrderChooser::Median(const Entry& entry, int order) {
 
 std::vector<StepOrderTimes> StepOrderChooser::Look() const {
   std::vector<StepOrderTimes> all;
-  for (int64_t streams = 0; streams <= kStreamsMax; ++streams) {
-    const Entry& entry = entries_[static_cast<size_t>(streams)];
-    if (std::all_of(entry.samples.begin(), entry.samples.end(), [](int64_t n) { return n == 0; })) continue;
+  for (const auto& [streams, entry] : entries_) {
     StepOrderTimes times{.streams = streams, .chosen = entry.chosen};
     times.decided = pinned_.has_value() || entry.samples.back() >= kRounds;
     for (int order = 0; order < kNumStepOrders; ++order)

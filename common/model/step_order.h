@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <string_view>
 #include <vector>
@@ -45,7 +46,6 @@ class StepOrderChooser {
  private:
   static constexpr int kRounds = 8;
   static constexpr int64_t kStepsBetweenRounds = 256;
-  static constexpr int64_t kStreamsMax = 256;
   // More rows a stream than a token and its drafts make: some of them catch up. Such steps run joint and unmeasured: they are rare, and no two are alike.
   static constexpr int64_t kRowsOfAStream = 4;
   // Another order than the present one must be faster by so much: what is within the noise is left as it is.
@@ -59,12 +59,12 @@ class StepOrderChooser {
     bool in_round = true;
     int next_in_round = 0;
   };
-  static bool Measured(int64_t streams, int64_t rows) { return streams <= kStreamsMax && rows <= kRowsOfAStream * streams; }
+  static bool Measured(int64_t streams, int64_t rows) { return rows <= kRowsOfAStream * streams; }
   static int64_t Median(const Entry& entry, int order);
   static void Decide(Entry& entry);
 
   const std::optional<StepOrder> pinned_;
-  std::array<Entry, kStreamsMax + 1> entries_{};
+  std::map<int64_t, Entry> entries_;  // by streams
 };
 
 }  // namespace hearth

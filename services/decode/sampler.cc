@@ -157,9 +157,20 @@ void Sampler::CutToNucleus(float max, float factor, double enough) {
   std::sort(candidates_.begin(), candidates_.end(), ById<Candidate>);
 }
 
+size_t Sampler::WeightAt(double left) const {
+  size_t chosen = 0;
+  for (size_t i = 0; i < weights_.size(); ++i) {
+    if (weights_[i] == 0) continue;
+    chosen = i;
+    left -= weights_[i];
+    if (left < 0) break;
+  }
+  return chosen;
+}
+
 int32_t Sampler::DrawFromAll(const Scan& scan, float factor, double uniform) {
   double left = uniform * SumBlocks(scan, factor);
-  // Rounding may leave a crumb behind the last block, or behind the last weight of a block: the last token that has any weight takes it.
+  // Rounding may leave a crumb behind the last block: the last one that has any weight takes it.
   int64_t block = static_cast<int64_t>(block_sums_.size()) - 1;
   while (block > 0 && block_sums_[static_cast<size_t>(block)] == 0) --block;
   for (int64_t b = 0; b < block; ++b) {
@@ -172,27 +183,10 @@ int32_t Sampler::DrawFromAll(const Scan& scan, float factor, double uniform) {
   const std::span<const float> x = BlockOf(scan.logits, block);
   weights_.resize(x.size());
   kernels_.exp_sum(x.data(), static_cast<int64_t>(x.size()), scan.max, factor, weights_.data());
-  size_t chosen = 0;
-  for (size_t i = 0; i < weights_.size(); ++i) {
-    if (weights_[i] == 0) continue;
-    chosen = i;
-    left -= weights_[i];
-    if (left < 0) break;
-  }
-  return static_cast<int32_t>(block * kBlock + static_cast<int64_t>(chosen));
+  return static_cast<int32_t>(block * kBlock + static_cast<int64_t>(WeightAt(left)));
 }
 
-int32_t Sampler::DrawFromCandidates(float max, float factor, double uniform) {
-  double left = uniform * Weigh(max, factor);
-  int32_t chosen = candidates_.front().id;
-  for (size_t i = 0; i < candidates_.size(); ++i) {
-    if (weights_[i] == 0) continue;
-    chosen = candidates_[i].id;
-    left -= weights_[i];
-    if (left < 0) break;
-  }
-  return chosen;
-}
+int32_t Sampler::DrawFromCandidates(float max, float factor, double uniform) { return candidates_[WeightAt(uniform * Weigh(max, factor))].id; }
 
 int32_t Sampler::Choose(const StreamRequest& request, const Scan& scan) {
   const SamplingParams& p = request.sampling;

@@ -60,6 +60,8 @@ class Sampler {
   void CutToNucleus(float max, float factor, double enough);
   // weights_[i] = exp((logit of candidate i - max) * factor). Returns their sum.
   double Weigh(float max, float factor);
+  // The index at which the running sum of weights_ passes `left`; where rounding leaves a crumb behind them, the last that has any weight.
+  size_t WeightAt(double left) const;
   // block_sums_[b] = sum of exp((logit - max) * factor) over block b. Returns the sum over all.
   double SumBlocks(const Scan& scan, float factor);
   void AddLogprobs(const StreamRequest& request, const Scan& scan, TokenEvent& event);

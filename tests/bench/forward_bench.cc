@@ -145,17 +145,7 @@ absl::Status Run(Flags flags) {
 int main(int argc, char** argv) {
   hearth::Flags flags;
   flags.model_dir = hearth::SourceDir() + "/deploy/models/fable-moe";
-  for (int i = 1; i < argc; ++i) {
-    const std::string name = argv[i];
-    if (name.rfind("--", 0) != 0) {
-      flags.model_dir = name;
-      continue;
-    }
-    if (i + 1 == argc) {
-      std::fprintf(stderr, "%s wants a value\n", argv[i]);
-      return 2;
-    }
-    const char* value = argv[++i];
+  const auto take = [&](const std::string& name, const char* value) {
     if (name == "--shards") {
       flags.harness.num_shards = flags.harness.device.num_pools = std::atoi(value);
     } else if (name == "--context") {
@@ -164,19 +154,17 @@ int main(int argc, char** argv) {
       flags.steps = std::atol(value);
     } else if (name == "--batch") {
       flags.batches = {static_cast<size_t>(std::atol(value))};
-    } else if (name == "--overlap") {
-      flags.harness.order = hearth::StepOrderFromName(value);
-      if (!flags.harness.order.has_value() && std::string(value) != "auto") {
-        std::fprintf(stderr, "unknown order: %s\n", value);
-        return 2;
-      }
     } else if (name == "--prefill") {
       flags.prefill = std::atol(value);
-    } else if (!hearth::TakeDeviceFlag(name, value, &flags.harness.device)) {
-      std::fprintf(stderr, "unknown flag or value: %s %s\n", name.c_str(), value);
-      return 2;
+    } else if (name == "--overlap") {
+      flags.harness.order = hearth::StepOrderFromName(value);
+      return flags.harness.order.has_value() || std::string(value) == "auto";
+    } else {
+      return false;
     }
-  }
+    return true;
+  };
+  if (!hearth::TakeFlags(argc, argv, &flags.harness.device, &flags.model_dir, take)) return 2;
   const absl::Status status = hearth::Run(flags);
   if (!status.ok()) std::fprintf(stderr, "forward_bench: %s\n", std::string(status.message()).c_str());
   return status.ok() ? 0 : 1;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 
@@ -96,6 +97,27 @@ bool TakeDeviceFlag(std::string_view name, const char* value, HostDeviceOptions*
     return options->isa.has_value();
   } else {
     return false;
+  }
+  return true;
+}
+
+bool TakeFlags(int argc, char** argv, HostDeviceOptions* options, std::string* model_dir,
+               absl::FunctionRef<bool(const std::string& name, const char* value)> take) {
+  for (int i = 1; i < argc; ++i) {
+    const std::string name = argv[i];
+    if (name.rfind("--", 0) != 0 && model_dir != nullptr) {
+      *model_dir = name;
+      continue;
+    }
+    if (i + 1 == argc) {
+      std::fprintf(stderr, "%s wants a value\n", name.c_str());
+      return false;
+    }
+    const char* value = argv[++i];
+    if (!take(name, value) && !TakeDeviceFlag(name, value, options)) {
+      std::fprintf(stderr, "unknown flag or value: %s %s\n", name.c_str(), value);
+      return false;
+    }
   }
   return true;
 }

@@ -5,9 +5,11 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <string_view>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "common/device/host/host_device.h"
 #include "common/device/host/thread_pool.h"
 
@@ -48,5 +50,10 @@ class StepsBesideReads {
 // --threads, --terms, --kv (bf16 or fp8), --spin-us and --isa, which every bench of a host device has; false for other names and for values that mean
 // nothing.
 bool TakeDeviceFlag(std::string_view name, const char* value, HostDeviceOptions* options);
+
+// Walks a bench's command line: `--name value` goes to `take`, then to TakeDeviceFlag; a word without dashes is the model's directory, where the
+// bench has one. False after saying on stderr what is wrong.
+bool TakeFlags(int argc, char** argv, HostDeviceOptions* options, std::string* model_dir,
+               absl::FunctionRef<bool(const std::string& name, const char* value)> take);
 
 }  // namespace hearth

@@ -172,9 +172,7 @@ absl::Status Run(const Flags& flags) {
 
 int main(int argc, char** argv) {
   hearth::Flags flags;
-  for (int i = 1; i + 1 < argc; i += 2) {
-    const std::string name = argv[i];
-    const char* value = argv[i + 1];
+  const auto take = [&](const std::string& name, const char* value) {
     if (name == "--experts") {
       flags.experts = std::atol(value);
     } else if (name == "--top-k") {
@@ -189,11 +187,12 @@ int main(int argc, char** argv) {
       flags.fetch_ahead = std::atoi(value) != 0;
     } else if (name == "--rounds") {
       flags.rounds = std::atol(value);
-    } else if (!hearth::TakeDeviceFlag(name, value, &flags.device)) {
-      std::fprintf(stderr, "unknown flag or value: %s %s\n", name.c_str(), value);
-      return 2;
+    } else {
+      return false;
     }
-  }
+    return true;
+  };
+  if (!hearth::TakeFlags(argc, argv, &flags.device, nullptr, take)) return 2;
   const absl::Status status = hearth::Run(flags);
   if (!status.ok()) std::fprintf(stderr, "moe_bench: %s\n", std::string(status.message()).c_str());
   return status.ok() ? 0 : 1;

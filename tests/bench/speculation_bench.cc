@@ -118,17 +118,7 @@ absl::Status Run(Flags flags) {
 int main(int argc, char** argv) {
   hearth::Flags flags;
   flags.model_dir = hearth::SourceDir() + "/deploy/models/fable-moe";
-  for (int i = 1; i < argc; ++i) {
-    const std::string name = argv[i];
-    if (name.rfind("--", 0) != 0) {
-      flags.model_dir = name;
-      continue;
-    }
-    if (i + 1 == argc) {
-      std::fprintf(stderr, "%s wants a value\n", argv[i]);
-      return 2;
-    }
-    const char* value = argv[++i];
+  const auto take = [&](const std::string& name, const char* value) {
     if (name == "--tokens") {
       flags.tokens = std::atol(value);
     } else if (name == "--rounds") {
@@ -137,11 +127,12 @@ int main(int argc, char** argv) {
       flags.batch = std::atol(value);
     } else if (name == "--temperature") {
       flags.temperature = std::strtof(value, nullptr);
-    } else if (!hearth::TakeDeviceFlag(name, value, &flags.harness.device)) {
-      std::fprintf(stderr, "unknown flag or value: %s %s\n", name.c_str(), value);
-      return 2;
+    } else {
+      return false;
     }
-  }
+    return true;
+  };
+  if (!hearth::TakeFlags(argc, argv, &flags.harness.device, &flags.model_dir, take)) return 2;
   const absl::Status status = hearth::Run(flags);
   if (!status.ok()) std::fprintf(stderr, "speculation_bench: %s\n", std::string(status.message()).c_str());
   return status.ok() ? 0 : 1;

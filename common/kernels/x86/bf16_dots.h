@@ -39,6 +39,22 @@ struct F8Tables {
 };
 constexpr F8Tables kF8Tables;
 
+// 64 codes as BF16, in two bytes each.
+struct F8Bytes {
+  __m512i upper, lower;
+};
+HEARTH_INLINE F8Bytes LookUpF8(__m512i codes) {
+  const __m512i upper_low = _mm512_load_si512(kF8Tables.upper);
+  const __m512i upper_high = _mm512_load_si512(kF8Tables.upper + 64);
+  const __m512i lower_low = _mm512_load_si512(kF8Tables.lower);
+  const __m512i lower_high = _mm512_load_si512(kF8Tables.lower + 64);
+  // The look-up ignores bit 7 of the index.
+  const __m512i magnitude = _mm512_permutex2var_epi8(upper_low, codes, upper_high);
+  const __m512i lower = _mm512_permutex2var_epi8(lower_low, codes, lower_high);
+  // magnitude | (codes & 0x80)
+  return {_mm512_ternarylogic_epi32(magnitude, codes, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8), lower};
+}
+
 struct F8InBf16 {
   using V = Vec512;
   using Acc = V::F;
@@ -65,16 +81,8 @@ struct F8InBf16 {
 
  private:
   static HEARTH_INLINE W Widen(__m512i codes) {
-    const __m512i upper_low = _mm512_load_si512(kF8Tables.upper);
-    const __m512i upper_high = _mm512_load_si512(kF8Tables.upper + 64);
-    const __m512i lower_low = _mm512_load_si512(kF8Tables.lower);
-    const __m512i lower_high = _mm512_load_si512(kF8Tables.lower + 64);
-    // The look-up ignores bit 7 of the index.
-    const __m512i magnitude = _mm512_permutex2var_epi8(upper_low, codes, upper_high);
-    const __m512i lower = _mm512_permutex2var_epi8(lower_low, codes, lower_high);
-    // magnitude | (codes & 0x80)
-    const __m512i upper = _mm512_ternarylogic_epi32(magnitude, codes, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
-    return {(__m512bh)_mm512_unpacklo_epi8(lower, upper), (__m512bh)_mm512_unpackhi_epi8(lower, upper)};
+    const F8Bytes bytes = LookUpF8(codes);
+    return {(__m512bh)_mm512_unpacklo_epi8(bytes.lower, bytes.upper), (__m512bh)_mm512_unpackhi_epi8(bytes.lower, bytes.upper)};
   }
   static HEARTH_INLINE X Arrange(__m512i low, __m512i high) {
     return {(__m512bh)_mm512_shuffle_i64x2(low, high, 0x88), (__m512bh)_mm512_shuffle_i64x2(low, high, 0xdd)};

@@ -48,14 +48,9 @@ struct F8Pairs {
   }
   // Column group j (of 16): pairs 2 j and 2 j + 1.
   static HEARTH_INLINE void Store(__m512i columns, int j, uint32_t* out) {
-    const __m512i upper_low = _mm512_load_si512(kF8Tables.upper), upper_high = _mm512_load_si512(kF8Tables.upper + 64);
-    const __m512i lower_low = _mm512_load_si512(kF8Tables.lower), lower_high = _mm512_load_si512(kF8Tables.lower + 64);
-    // The look-up ignores bit 7 of the index.
-    const __m512i magnitude = _mm512_permutex2var_epi8(upper_low, columns, upper_high);
-    const __m512i lower = _mm512_permutex2var_epi8(lower_low, columns, lower_high);
-    const __m512i upper = _mm512_ternarylogic_epi32(magnitude, columns, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
-    _mm512_store_si512(out + 2 * j * kDotRows, _mm512_unpacklo_epi8(lower, upper));
-    _mm512_store_si512(out + (2 * j + 1) * kDotRows, _mm512_unpackhi_epi8(lower, upper));
+    const F8Bytes bytes = LookUpF8(columns);
+    _mm512_store_si512(out + 2 * j * kDotRows, _mm512_unpacklo_epi8(bytes.lower, bytes.upper));
+    _mm512_store_si512(out + (2 * j + 1) * kDotRows, _mm512_unpackhi_epi8(bytes.lower, bytes.upper));
   }
 };
 

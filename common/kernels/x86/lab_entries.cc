@@ -42,12 +42,10 @@ struct F8ByShift {
     return {(__m512bh)_mm512_add_epi16(_mm512_and_si512(even, bits), bias), (__m512bh)_mm512_add_epi16(_mm512_and_si512(odd, bits), bias)};
   }
   static __attribute__((noinline, cold)) W LookUp(__m512i codes) {
-    const __m512i magnitude = _mm512_permutex2var_epi8(_mm512_load_si512(kF8Tables.upper), codes, _mm512_load_si512(kF8Tables.upper + 64));
-    const __m512i lower = _mm512_permutex2var_epi8(_mm512_load_si512(kF8Tables.lower), codes, _mm512_load_si512(kF8Tables.lower + 64));
-    const __m512i upper = _mm512_ternarylogic_epi32(magnitude, codes, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
+    const F8Bytes bytes = LookUpF8(codes);
     const __m512i low_byte = _mm512_set1_epi16(0x00ff);
-    return {(__m512bh)_mm512_or_si512(_mm512_slli_epi16(upper, 8), _mm512_and_si512(lower, low_byte)),
-            (__m512bh)_mm512_or_si512(_mm512_andnot_si512(low_byte, upper), _mm512_srli_epi16(lower, 8))};
+    return {(__m512bh)_mm512_or_si512(_mm512_slli_epi16(bytes.upper, 8), _mm512_and_si512(bytes.lower, low_byte)),
+            (__m512bh)_mm512_or_si512(_mm512_andnot_si512(low_byte, bytes.upper), _mm512_srli_epi16(bytes.lower, 8))};
   }
   static HEARTH_INLINE X Split(__m512i low, __m512i high) {
     alignas(64) static constexpr auto kEven = [] {
