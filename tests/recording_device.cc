@@ -193,6 +193,12 @@ class RecordingOps : public Ops {
         absl::StrCat(FormName(a.form), " layer=", a.layer, " m=", a.m, " top_k=", a.top_k, " of ", a.num_experts, " shards=", a.num_shards),
         CostOf(a));
   }
+  void ExpertRows(Stream& s, const ExpertRowsArgs& a) override {
+    Add(s, "expert_rows", absl::StrCat("n=", a.n, " shards=", a.num_shards), CostOf(a));
+  }
+  void Clear(Stream& s, const ClearArgs& a) override { Add(s, "clear", absl::StrCat("n=", a.n), CostOf(a)); }
+  // Nothing is copied: nobody reads it.
+  void ToDevice(Stream& s, const ToDeviceArgs& a) override { Add(s, "to_device", absl::StrCat("bytes=", a.bytes), CostOf(a)); }
   // Zeros: who asked for a result gets one of the right size.
   void ToHost(Stream& s, const ToHostArgs& a) override {
     std::memcpy(a.host, a.device, a.bytes);
@@ -231,8 +237,14 @@ class RecordingDeviceImpl : public RecordingDevice {
   std::vector<std::string> Lines() const override { return ops_.lines(); }
   absl::StatusOr<Buffer> Allocate(size_t bytes) override {
     void* data = std::calloc(std::max<size_t>(bytes, 1), 1);
-    return Buffer(data, bytes, [data] { std::free(data); });
+    memory_->used_bytes += bytes;
+    memory_->peak_bytes = std::max(memory_->peak_bytes, memory_->used_bytes);
+    return Buffer(data, bytes, [data, bytes, memory = memory_] {
+      std::free(data);
+      memory->used_bytes -= bytes;
+    });
   }
+  DeviceMemory memory() const override { return *memory_; }
   std::unique_ptr<Stream> MakeStream(std::string name) override { return std::make_unique<RecordingStream>(std::move(name)); }
   std::unique_ptr<Event> MakeEvent() override { return std::make_unique<RecordingEvent>(); }
   std::unique_ptr<Actor> Spawn(std::string, std::function<void()> body) override { return std::make_unique<RecordingActor>(baton_, std::move(body)); }
@@ -258,6 +270,7 @@ class RecordingDeviceImpl : public RecordingDevice {
   Baton baton_;
   RecordingOps ops_;
   DeviceCaps caps_;
+  const std::shared_ptr<DeviceMemory> memory_ = std::make_shared<DeviceMemory>(DeviceMemory{.budget_bytes = UINT64_MAX});
 };
 
 }  // namespace

@@ -27,6 +27,13 @@ struct DeviceCaps {
   DType kv_dtype = DType::kBF16;  // or kF8E4M3: the KV pool that ops read and write
 };
 
+// What buffers hold of the device's memory, by its own account.
+struct DeviceMemory {
+  uint64_t budget_bytes = 0;  // UINT64_MAX: no limit but the machine's
+  uint64_t used_bytes = 0;
+  uint64_t peak_bytes = 0;
+};
+
 // Device memory, freed on destruction. Zero-filled. Move-only.
 class Buffer {
  public:
@@ -112,6 +119,7 @@ class Device {
 
   // ResourceExhausted (needed, budget left) past the memory budget.
   virtual absl::StatusOr<Buffer> Allocate(size_t bytes) = 0;
+  virtual DeviceMemory memory() const = 0;
   virtual std::unique_ptr<Stream> MakeStream(std::string name) = 0;
   virtual std::unique_ptr<Event> MakeEvent() = 0;
 

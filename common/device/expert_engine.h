@@ -1,4 +1,4 @@
-// What runs the Experts op on the host: declared here so that common/experts can implement it without an arrow that points up.
+// What runs the Experts and ExpertRows ops on the host: declared here so that common/experts can implement it without an arrow that points up.
 // Room: common/device. May touch: common/base. Threads: any; Runs take turns.
 #pragma once
 
@@ -12,6 +12,8 @@ class ExpertEngine {
   virtual ~ExpertEngine() = default;
   // Returns once args.out is complete. Errors (workspace past the device's budget) end the stream that asked.
   virtual absl::Status Run(const ExpertsArgs& args) = 0;
+  // Returns once args.sum has this expert's share. InvalidArgument: a workspace that holds no row.
+  virtual absl::Status RunRows(const ExpertRowsArgs& args) = 0;
 };
 
 }  // namespace hearth

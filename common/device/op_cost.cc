@@ -43,6 +43,16 @@ double HeadRowsBytes(DType dtype, int64_t kv_heads, int64_t head_dim, int terms)
   return 2.0 * static_cast<double>(kv_heads * (dtype == DType::kF8E4M3 ? head_dim + 4 : 2 * terms * head_dim));
 }
 
+// Weights of a whole expert, with their scales.
+double RecordBytes(const ExpertDTypes& dtypes, int64_t hidden, int64_t intermediate) {
+  double record = 0;
+  for (const DType dtype : {dtypes.gate, dtypes.up, dtypes.down}) {
+    record += static_cast<double>(DTypeBytes(dtype, static_cast<uint64_t>(hidden) * static_cast<uint64_t>(intermediate)));
+  }
+  if (dtypes.gate == DType::kF8E4M3) record += 3 * Blocks(hidden) * Blocks(intermediate) * kF32;
+  return record;
+}
+
 }  // namespace
 
 OpCost& OpCost::operator+=(const OpCost& o) {
@@ -185,17 +195,25 @@ OpCost CostOf(const GateArgs& a) {
 
 OpCost CostOf(const ExpertsArgs& a) {
   const double elements = 3.0 * static_cast<double>(a.hidden) * a.intermediate;
-  double record = 0;
-  for (const DType dtype : {a.weight_dtypes.gate, a.weight_dtypes.up, a.weight_dtypes.down}) {
-    record += static_cast<double>(DTypeBytes(dtype, static_cast<uint64_t>(a.hidden) * static_cast<uint64_t>(a.intermediate)));
-  }
-  if (a.weight_dtypes.gate == DType::kF8E4M3) record += 3 * Blocks(a.hidden) * Blocks(a.intermediate) * kF32;
+  const double record = RecordBytes(a.weight_dtypes, a.hidden, a.intermediate);
   const double pairs = static_cast<double>(a.m) * a.top_k;
   return {.flops = 2 * pairs * a.terms * elements,
           .weight_bytes = ExpectedDistinctExperts(a.num_experts, a.top_k, a.m) * record,
           .activation_bytes = static_cast<double>(a.m) * a.hidden * (a.terms * kBf16 + kF32) + 8 * pairs,
           .kv_bytes = 0};
 }
+
+OpCost CostOf(const ExpertRowsArgs& a) {
+  const double n = static_cast<double>(a.n);
+  return {.flops = 2 * n * a.terms * 3.0 * a.hidden * a.intermediate,
+          .weight_bytes = n > 0 ? RecordBytes(a.weight_dtypes, a.hidden, a.intermediate) : 0,
+          .activation_bytes = n * (a.hidden * (a.terms * kBf16 + 2 * kF32) + 8),
+          .kv_bytes = 0};
+}
+
+OpCost CostOf(const ClearArgs& a) { return {.flops = 0, .weight_bytes = 0, .activation_bytes = kF32 * a.n, .kv_bytes = 0}; }
+
+OpCost CostOf(const ToDeviceArgs& a) { return {.flops = 0, .weight_bytes = static_cast<double>(a.bytes), .activation_bytes = 0, .kv_bytes = 0}; }
 
 OpCost CostOf(const ToHostArgs& a) { return {.flops = 0, .weight_bytes = 0, .activation_bytes = static_cast<double>(a.bytes), .kv_bytes = 0}; }
 

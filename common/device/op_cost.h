@@ -50,6 +50,11 @@ OpCost CostOf(const GqaAttentionArgs& a);
 OpCost CostOf(const GateArgs& a);
 // flops 2 * M*top_k * terms * 3*H*I; weights: ExpectedDistinctExperts(E, top_k, M) records of 3*H*I elements with their scales.
 OpCost CostOf(const ExpertsArgs& a);
+// flops 2 * n * terms * 3*H*I; weights: the one record; each row's input is read, its sum read and written.
+OpCost CostOf(const ExpertRowsArgs& a);
+OpCost CostOf(const ClearArgs& a);
+// What crosses the link, as weight bytes: weights are what is loaded.
+OpCost CostOf(const ToDeviceArgs& a);
 OpCost CostOf(const ToHostArgs& a);
 
 }  // namespace hearth

@@ -98,6 +98,18 @@ TEST(OpCost, RowsThatAreValidAlreadyWriteNoKv) {
   EXPECT_EQ(CostOf(args).kv_bytes, 2 * (64 + 2 * 16 + 4)) << "the rotary part stays in BF16";
 }
 
+// All the rows of one expert cost what the Experts op says of its one expert; loading it moves 44 MB.
+TEST(OpCost, AnExpertsRowsReadItsRecordOnce) {
+  const ExpertRowsArgs rows{.hidden = 7168, .intermediate = 2048, .terms = 2, .n = 1000};
+  const OpCost cost = CostOf(rows);
+  EXPECT_EQ(cost.flops, 2.0 * 1000 * 2 * 3 * 7168 * 2048);
+  EXPECT_EQ(cost.weight_bytes, 3.0 * (7168 * 2048 + 56 * 16 * 4));
+  EXPECT_EQ(cost.activation_bytes, 1000.0 * (7168 * (2 * 2 + 8) + 8));
+  EXPECT_EQ(CostOf(ExpertRowsArgs{.hidden = 7168, .intermediate = 2048}).bytes(), 0) << "nobody chose it";
+  EXPECT_EQ(CostOf(ToDeviceArgs{.bytes = 44'000'000}).weight_bytes, 44e6);
+  EXPECT_EQ(CostOf(ClearArgs{.n = 7168}).bytes(), 7168 * 4);
+}
+
 TEST(OpCost, ExpertsOfDeepSeekR1AtBatchOne) {
   const OpCost cost = CostOf(ExpertsArgs{.num_experts = 256, .top_k = 8, .hidden = 7168, .intermediate = 2048, .m = 1});
   EXPECT_EQ(cost.flops, 2.0 * 8 * 3 * 7168 * 2048);

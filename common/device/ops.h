@@ -235,6 +235,47 @@ struct ExpertsArgs {
   float* out = nullptr;  // [M, H], overwritten
 };
 
+struct ExpertView;  // common/experts/expert_source.h: one shard of one expert as matrices
+
+// sum[rows[i]] += weights[i] * down(silu(gate(x)) * up(x)) of one expert for the rows that chose it, its shards added first, ascending.
+// Called for an id-quarter's experts in ascending order on a sum that was cleared, then (q0 + q1) + (q2 + q3): the bits of the Experts op in the prefill form.
+struct ExpertRowsArgs {
+  Form form = Form::kPrefill;
+  const ExpertView* shards = nullptr;  // [S] on the host; the weights that they name are device addresses
+  int64_t num_shards = 1;
+  int64_t hidden = 0, intermediate = 0;
+  ExpertDTypes weight_dtypes = DType::kF8E4M3;
+  int terms = 1;
+  const bf16* x = nullptr;         // [M, T, H], normalised
+  const int32_t* rows = nullptr;   // [n] of x and sum, ascending
+  const float* weights = nullptr;  // [n]
+  int64_t n = 0;
+  float* sum = nullptr;  // [M, H]
+  // Room for the work, ExpertRowsWorkspaceBytes: rows beyond what it holds go through it in several parts, which moves no bit.
+  void* workspace = nullptr;
+  uint64_t workspace_bytes = 0;
+};
+
+// Inputs gathered, activations, and a down output a shard, of so many rows.
+inline uint64_t ExpertRowsWorkspaceBytes(int64_t rows, int64_t hidden, int64_t intermediate, int64_t num_shards, int terms) {
+  const int64_t row =
+      terms * (hidden + intermediate) * static_cast<int64_t>(sizeof(bf16)) + num_shards * hidden * static_cast<int64_t>(sizeof(float));
+  return static_cast<uint64_t>(rows * row + (1 + 2 * num_shards) * 64);  // each part begins on 64 bytes
+}
+
+struct ClearArgs {
+  float* x = nullptr;  // [n], zeros afterwards
+  int64_t n = 0;
+};
+
+// A loader's copy over the link between host memory and the device.
+struct ToDeviceArgs {
+  const void* host = nullptr;
+  void* device = nullptr;
+  uint64_t bytes = 0;
+  const StopToken* stop = nullptr;  // once it is set nobody reads what was copied: the device may cut the copy short
+};
+
 struct ToHostArgs {
   const void* device = nullptr;
   void* host = nullptr;
@@ -260,6 +301,9 @@ class Ops {
   virtual void GqaAttention(Stream&, const GqaAttentionArgs&) = 0;
   virtual void Gate(Stream&, const GateArgs&) = 0;
   virtual void Experts(Stream&, const ExpertsArgs&) = 0;
+  virtual void ExpertRows(Stream&, const ExpertRowsArgs&) = 0;
+  virtual void Clear(Stream&, const ClearArgs&) = 0;
+  virtual void ToDevice(Stream&, const ToDeviceArgs&) = 0;
   virtual void ToHost(Stream&, const ToHostArgs&) = 0;
 };
 

@@ -55,6 +55,17 @@ class CpuExpertEngine : public ExpertEngine {
     return absl::OkStatus();
   }
 
+  absl::Status RunRows(const ExpertRowsArgs& args) override {
+    std::lock_guard<std::mutex> turn(mutex_);
+    int64_t rows_max = std::min(kTokensMax, args.n);
+    while (rows_max > 0 && ExpertRowsWorkspaceBytes(rows_max, args.hidden, args.intermediate, args.num_shards, args.terms) > args.workspace_bytes) {
+      rows_max /= 2;
+    }
+    if (rows_max == 0 && args.n > 0) return absl::InvalidArgumentError("the workspace given to ExpertRows holds no row");
+    for (int64_t begin = 0; begin < args.n; begin += rows_max) RunPart(args, begin, std::min(rows_max, args.n - begin));
+    return absl::OkStatus();
+  }
+
  private:
   // A chosen expert and its tokens: pairs [first_pair, first_pair + count).
   struct Chosen {
@@ -77,8 +88,11 @@ class CpuExpertEngine : public ExpertEngine {
   };
 
   absl::Status RunTokens(const ExpertsArgs& args);
+  void RunPart(const ExpertRowsArgs& rows, int64_t begin, int64_t count);
   void GroupByExpert(const ExpertsArgs& args);
   absl::Status TakeWorkspace(const ExpertsArgs& args);
+  uint64_t LayOut(const ExpertsArgs& args, void* base);
+  void Compute(const ExpertsArgs& args);
   void GatherInputs(const ExpertsArgs& args);
   void MakeTasks(const ExpertsArgs& args);
   void Work(const ExpertsArgs& args, int worker, bool alone);
@@ -86,6 +100,7 @@ class CpuExpertEngine : public ExpertEngine {
   void GateUp(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block, int worker);
   void Down(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block, int worker);
   void Sum(const ExpertsArgs& args, int64_t task, int worker);
+  void SumShards(const ExpertsArgs& args, int64_t pair, int64_t begin, int64_t n, float* sum);
 
   // y [count, rows of w]
   void Multiply(Form form, WeightView w, const bf16* x, int64_t ldx, int64_t count, int terms, float* y, int64_t ldy, float* scratch) {
@@ -110,6 +125,7 @@ class CpuExpertEngine : public ExpertEngine {
   std::unique_ptr<TaskBoard> sum_board_;
   std::atomic<int32_t> down_left_{0};  // over all shards; the task that takes it to zero releases the sums
   int64_t sum_tasks_ = 0;
+  bool adds_rows_ = false;  // RunRows: pair i is row pair_token_[i] of the sum, which is added to
   Buffer workspace_;
   bf16* gathered_ = nullptr;  // [pairs, terms, hidden]
 };
@@ -123,18 +139,47 @@ absl::Status CpuExpertEngine::RunTokens(const ExpertsArgs& args) {
     for (const Chosen& chosen : chosen_) shard.views.push_back(args.source->Acquire(args.layer, chosen.expert, s));
     shard.rows = shard.views.front().count;
   }
-  absl::Status status = TakeWorkspace(args);
-  if (status.ok()) {
-    GatherInputs(args);
-    const int64_t work = args.m * args.top_k * 3 * args.hidden * args.intermediate;
-    const bool alone = work < device_.parallel_work_min() || pool_.num_threads() == 1;
-    MakeTasks(args);
-    pool_.Run(!alone, [&](int worker) { Work(args, worker, alone); });
-  }
+  const absl::Status status = TakeWorkspace(args);
+  if (status.ok()) Compute(args);
   for (int64_t s = 0; s < args.num_shards; ++s) {
     for (const Chosen& chosen : chosen_) args.source->Release(args.layer, chosen.expert, s);
   }
   return status;
+}
+
+// One expert's rows are a batch of one choice a token, but for where its tokens come from and go to.
+void CpuExpertEngine::RunPart(const ExpertRowsArgs& rows, int64_t begin, int64_t count) {
+  const ExpertsArgs args{.form = rows.form,
+                         .num_experts = 1,
+                         .top_k = 1,
+                         .hidden = rows.hidden,
+                         .intermediate = rows.intermediate,
+                         .num_shards = rows.num_shards,
+                         .weight_dtypes = rows.weight_dtypes,
+                         .terms = rows.terms,
+                         .x = rows.x,
+                         .weights = rows.weights + begin,
+                         .m = count,
+                         .out = rows.sum};
+  chosen_.assign(1, {.expert = 0, .first_pair = 0, .count = count});
+  pair_token_.assign(rows.rows + begin, rows.rows + begin + count);
+  shards_.resize(static_cast<size_t>(rows.num_shards));
+  for (size_t s = 0; s < shards_.size(); ++s) {
+    shards_[s].views.assign(1, rows.shards[s]);
+    shards_[s].rows = rows.shards[s].count;
+  }
+  LayOut(args, rows.workspace);
+  adds_rows_ = true;
+  Compute(args);
+  adds_rows_ = false;
+}
+
+void CpuExpertEngine::Compute(const ExpertsArgs& args) {
+  GatherInputs(args);
+  const int64_t work = args.m * args.top_k * 3 * args.hidden * args.intermediate;
+  const bool alone = work < device_.parallel_work_min() || pool_.num_threads() == 1;
+  MakeTasks(args);
+  pool_.Run(!alone, [&](int worker) { Work(args, worker, alone); });
 }
 
 // Tokens that share an expert become neighbours, in the order of the batch.
@@ -160,22 +205,27 @@ void CpuExpertEngine::GroupByExpert(const ExpertsArgs& args) {
 }
 
 absl::Status CpuExpertEngine::TakeWorkspace(const ExpertsArgs& args) {
-  const int64_t pairs = args.m * args.top_k;
-  auto padded = [](int64_t bytes) { return (bytes + 63) / 64 * 64; };
-  int64_t bytes = padded(pairs * args.terms * args.hidden * 2);
-  for (const Shard& shard : shards_) bytes += padded(pairs * args.terms * shard.rows * 2) + padded(pairs * args.hidden * 4);
-  if (static_cast<size_t>(bytes) > workspace_.bytes()) {
+  const uint64_t bytes = LayOut(args, nullptr);
+  if (bytes > workspace_.bytes()) {
     workspace_ = Buffer();
-    ASSIGN_OR_RETURN(workspace_, device_.Allocate(static_cast<size_t>(bytes)));
+    ASSIGN_OR_RETURN(workspace_, device_.Allocate(bytes));
   }
-  uint8_t* next = workspace_.as<uint8_t>();
-  auto take = [&](int64_t piece_bytes) { return std::exchange(next, next + padded(piece_bytes)); };
+  LayOut(args, workspace_.data());
+  return absl::OkStatus();
+}
+
+// Gives each part its place from `base` on; the bytes that they take together.
+uint64_t CpuExpertEngine::LayOut(const ExpertsArgs& args, void* base) {
+  const int64_t pairs = args.m * args.top_k;
+  const uintptr_t begin = reinterpret_cast<uintptr_t>(base);
+  uintptr_t next = begin;
+  auto take = [&](int64_t bytes) { return std::exchange(next, next + static_cast<uintptr_t>((bytes + 63) / 64 * 64)); };
   gathered_ = reinterpret_cast<bf16*>(take(pairs * args.terms * args.hidden * 2));
   for (Shard& shard : shards_) {
     shard.activations = reinterpret_cast<bf16*>(take(pairs * args.terms * shard.rows * 2));
     shard.down = reinterpret_cast<float*>(take(pairs * args.hidden * 4));
   }
-  return absl::OkStatus();
+  return next - begin;
 }
 
 // An expert's tokens must lie row by row. Where they do so in the batch already (one token; all tokens) nothing is copied.
@@ -304,7 +354,8 @@ void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {
   const int64_t token = task / steps;
   const int64_t begin = task % steps * kSumStep;
   const int64_t n = std::min(kSumStep, args.hidden - begin);
-  float* out = args.out + token * args.hidden + begin;
+  const int64_t row = adds_rows_ ? pair_token_[static_cast<size_t>(token)] : token;
+  float* out = args.out + row * args.hidden + begin;
 
   Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
   scratch.Reserve((kQuarters + 1) * Scratch::Bytes<float>(kSumStep));
@@ -312,6 +363,11 @@ void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {
   for (float*& quarter : quarters) quarter = scratch.Take<float>(kSumStep);
   float* expert_sum = scratch.Take<float>(kSumStep);
 
+  if (adds_rows_) {
+    SumShards(args, token, begin, n, expert_sum);
+    kernels_.axpy(args.weights[token], expert_sum, out, n);
+    return;
+  }
   auto clear_quarters = [&] {
     for (float* quarter : quarters) std::fill_n(quarter, n, 0.0f);
   };
@@ -321,17 +377,14 @@ void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {
     return quarters[quarter];
   };
   auto joined = [&](int64_t i) { return (quarters[0][i] + quarters[1][i]) + (quarters[2][i] + quarters[3][i]); };
-  auto down = [&](const Shard& shard, int64_t j) { return shard.down + pair_of_[static_cast<size_t>(token * args.top_k + j)] * args.hidden + begin; };
+  auto pair = [&](int64_t j) { return pair_of_[static_cast<size_t>(token * args.top_k + j)]; };
   const int32_t* ids = args.ids + token * args.top_k;
   const float* weights = args.weights + token * args.top_k;
 
   if (args.form == Form::kPrefill) {
     clear_quarters();
     for (int64_t j = 0; j < args.top_k; ++j) {
-      std::fill_n(expert_sum, n, 0.0f);
-      for (const Shard& shard : shards_) {
-        if (shard.rows > 0) kernels_.axpy(1.0f, down(shard, j), expert_sum, n);
-      }
+      SumShards(args, pair(j), begin, n, expert_sum);
       kernels_.axpy(weights[j], expert_sum, quarter_of(ids[j]), n);
     }
     for (int64_t i = 0; i < n; ++i) out[i] = joined(i);
@@ -341,8 +394,16 @@ void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {
   for (const Shard& shard : shards_) {
     if (shard.rows == 0) continue;
     clear_quarters();
-    for (int64_t j = 0; j < args.top_k; ++j) kernels_.axpy(weights[j], down(shard, j), quarter_of(ids[j]), n);
+    for (int64_t j = 0; j < args.top_k; ++j) kernels_.axpy(weights[j], shard.down + pair(j) * args.hidden + begin, quarter_of(ids[j]), n);
     for (int64_t i = 0; i < n; ++i) out[i] += joined(i);
+  }
+}
+
+// An expert's down output of the prefill form, [begin, begin + n): its shards ascending.
+void CpuExpertEngine::SumShards(const ExpertsArgs& args, int64_t pair, int64_t begin, int64_t n, float* sum) {
+  std::fill_n(sum, n, 0.0f);
+  for (const Shard& shard : shards_) {
+    if (shard.rows > 0) kernels_.axpy(1.0f, shard.down + pair * args.hidden + begin, sum, n);
   }
 }
 

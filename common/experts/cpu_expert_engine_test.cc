@@ -179,6 +179,58 @@ TEST_P(ExpertEngine, SumsInTheFixedOrderWhateverThreadsAndBatch) {
   }
 }
 
+// An expert at a time over the rows that chose it, quarter by quarter, as a pass that streams experts does it: the bits of the Experts op. A workspace of
+// five rows cuts the hot experts' rows in parts.
+TEST_P(ExpertEngine, RowsOfOneExpertAtATimeAddUpToTheSameBits) {
+  FakeSource source(GetParam());
+  constexpr int64_t kTokens = 40;
+  const Tokens tokens(kTokens);
+  for (const Isa isa : SupportedIsas()) {
+    auto device = MakeHostDevice({.isa = isa, .num_threads = 3, .num_pools = 2, .parallel_work_min = 0});
+    ASSERT_TRUE(device.ok()) << device.status();
+    Ops& ops = (*device)->ops();
+    auto stream = (*device)->MakeStream("s");
+    std::vector<float> whole(kTokens * kHidden);
+    ops.Experts(*stream, Args(Form::kPrefill, source, tokens, 0, kTokens, whole.data()));
+    for (const int64_t room : {kTokens, int64_t{5}}) {
+      std::vector<uint8_t> workspace(ExpertRowsWorkspaceBytes(room, kHidden, 384, source.num_shards(), 1));
+      std::vector<std::vector<float>> quarters(4, std::vector<float>(kTokens * kHidden, -1.0f));
+      for (auto& quarter : quarters) ops.Clear(*stream, {.x = quarter.data(), .n = kTokens * kHidden});
+      for (int32_t expert = 0; expert < kExperts; ++expert) {
+        std::vector<int32_t> rows;
+        std::vector<float> weights;
+        for (size_t i = 0; i < tokens.ids.size(); ++i) {
+          if (tokens.ids[i] != expert) continue;
+          rows.push_back(static_cast<int32_t>(i / kTopK));
+          weights.push_back(tokens.weights[i]);
+        }
+        std::vector<ExpertView> views;
+        for (int64_t s = 0; s < source.num_shards(); ++s) views.push_back(source.Acquire(0, expert, s));
+        ops.ExpertRows(*stream, {.shards = views.data(),
+                                 .num_shards = source.num_shards(),
+                                 .hidden = kHidden,
+                                 .intermediate = 384,
+                                 .x = tokens.x.data(),
+                                 .rows = rows.data(),
+                                 .weights = weights.data(),
+                                 .n = static_cast<int64_t>(rows.size()),
+                                 .sum = quarters[expert < 2   ? 0
+                                                 : expert < 5 ? 1
+                                                 : expert < 7 ? 2
+                                                              : 3]
+                                            .data(),
+                                 .workspace = workspace.data(),
+                                 .workspace_bytes = workspace.size()});
+      }
+      ASSERT_TRUE(stream->Synchronize().ok()) << stream->Synchronize();
+      for (const auto& [from, to] : {std::pair(1, 0), std::pair(3, 2), std::pair(2, 0)}) {
+        ops.Add(*stream, {.x = quarters[static_cast<size_t>(from)].data(), .y = quarters[static_cast<size_t>(to)].data(), .n = kTokens * kHidden});
+      }
+      EXPECT_EQ(quarters[0], whole) << IsaName(isa) << ", room for " << room;
+    }
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Shards, ExpertEngine,
                          ::testing::Values(std::vector<int64_t>{384}, std::vector<int64_t>{128, 256}, std::vector<int64_t>{0, 200}),
                          [](const auto& info) {
@@ -266,6 +318,26 @@ TEST(CpuExpertEngine, AWorkspacePastTheBudgetEndsTheStream) {
   (*device)->ops().Experts(*stream, Args(Form::kPrefill, source, tokens, 0, 40, out.data()));
   EXPECT_EQ(stream->Synchronize().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(source.held(), 0);
+}
+
+TEST(CpuExpertEngine, AWorkspaceWithoutRoomForARowEndsTheStream) {
+  FakeSource source({128});
+  const Tokens tokens(1);
+  auto device = MakeHostDevice({.num_threads = 1});
+  ASSERT_TRUE(device.ok());
+  auto stream = (*device)->MakeStream("s");
+  const ExpertView view = source.Acquire(0, 0, 0);
+  const int32_t row = 0;
+  std::vector<float> sum(kHidden);
+  (*device)->ops().ExpertRows(*stream, {.shards = &view,
+                                        .hidden = kHidden,
+                                        .intermediate = 128,
+                                        .x = tokens.x.data(),
+                                        .rows = &row,
+                                        .weights = sum.data(),
+                                        .n = 1,
+                                        .sum = sum.data()});
+  EXPECT_EQ(stream->Synchronize().code(), absl::StatusCode::kInvalidArgument);
 }
 
 }  // namespace

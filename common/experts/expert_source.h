@@ -18,6 +18,8 @@ struct ExpertView {
   WeightView gate;
   WeightView up;
   WeightView down;
+  const uint8_t* record = nullptr;  // all of it as one run of bytes, for one copy to a device; null where it is not kept so
+  uint64_t record_bytes = 0;
 };
 
 class ExpertSource {

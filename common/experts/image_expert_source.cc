@@ -51,7 +51,9 @@ absl::StatusOr<std::unique_ptr<ExpertSource>> MakeImageExpertSource(std::shared_
         views.push_back({.count = found->count,
                          .gate = View(found->dtypes.gate, found->gate, found->gate_scales, found->count, hidden),
                          .up = View(found->dtypes.up, found->up, found->up_scales, found->count, hidden),
-                         .down = View(found->dtypes.down, found->down, found->down_scales, hidden, found->count)});
+                         .down = View(found->dtypes.down, found->down, found->down_scales, hidden, found->count),
+                         .record = found->record,
+                         .record_bytes = found->record_bytes});
       }
     }
   }

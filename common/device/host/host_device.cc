@@ -64,6 +64,13 @@ class HostActor : public Actor {
 struct Budget {
   uint64_t limit = UINT64_MAX;
   std::atomic<uint64_t> used{0};
+  std::atomic<uint64_t> peak{0};
+
+  void Reached(uint64_t bytes) {
+    uint64_t before = peak.load(std::memory_order_relaxed);
+    while (before < bytes && !peak.compare_exchange_weak(before, bytes, std::memory_order_relaxed)) {
+    }
+  }
 };
 
 std::string SupportedNames(Numerics numerics) {
@@ -76,7 +83,7 @@ class HostDeviceImpl : public HostDevice {
       : options_(options),
         kernels_(Kernels(isa)),
         pool_({.num_threads = num_threads, .num_pools = options.num_pools, .cpus = options.cpus, .spin_ns = options.spin_ns}),
-        ops_(pool_, kernels_, options.parallel_work_min),
+        ops_(pool_, kernels_, options.parallel_work_min, options.link_bytes_per_s),
         budget_(std::make_shared<Budget>()) {
     if (options.memory_budget_bytes != 0) budget_->limit = options.memory_budget_bytes;
     caps_.kind = "host";
@@ -111,6 +118,7 @@ class HostDeviceImpl : public HostDevice {
             " of the budget of ", HumanBytes(static_cast<double>(budget_->limit)), " left; raise the budget or use smaller batches"));
       }
     } while (!budget_->used.compare_exchange_weak(used, used + rounded, std::memory_order_relaxed));
+    budget_->Reached(used + rounded);
     void* data = std::aligned_alloc(64, std::max<size_t>(rounded, 64));
     if (data == nullptr) {
       budget_->used.fetch_sub(rounded, std::memory_order_relaxed);
@@ -122,6 +130,12 @@ class HostDeviceImpl : public HostDevice {
       std::free(data);
       budget->used.fetch_sub(rounded, std::memory_order_relaxed);
     });
+  }
+
+  DeviceMemory memory() const override {
+    return {.budget_bytes = budget_->limit,
+            .used_bytes = budget_->used.load(std::memory_order_relaxed),
+            .peak_bytes = budget_->peak.load(std::memory_order_relaxed)};
   }
 
   std::unique_ptr<Stream> MakeStream(std::string name) override { return std::make_unique<HostStream>(std::move(name)); }

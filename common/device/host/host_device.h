@@ -31,6 +31,8 @@ struct HostDeviceOptions {
   // Multiply-adds under which an op runs on the calling thread alone: waking another costs about 5 us. Moves time, never a bit of the result.
   int64_t parallel_work_min = 128 * 1024;
   int64_t spin_ns = 50'000;  // how long a pool's thread without work spins before it sleeps (thread_pool.h)
+  // What the ToDevice op may copy a second, all streams together; 0: as fast as memory. A real link's pace, to measure how copies hide behind work.
+  int64_t link_bytes_per_s = 0;
 };
 
 // DeviceCaps::numerics of a host device made with these, for who must name it before it is made.

@@ -58,6 +58,50 @@ TEST(HostDevice, AFullBudgetIsAnErrorWithNumbersAndFreedBytesComeBack) {
   EXPECT_TRUE((*device)->Allocate(600'000).ok());
 }
 
+TEST(HostDevice, AccountsForItsMemory) {
+  auto made = HostDevice::Create({.num_threads = 1, .memory_budget_bytes = 1 << 20});
+  ASSERT_TRUE(made.ok()) << made.status();
+  HostDevice* device = made->get();
+  EXPECT_EQ(device->memory().budget_bytes, 1u << 20);
+  auto first = device->Allocate(1000);
+  {
+    auto second = device->Allocate(5000);
+    ASSERT_TRUE(first.ok() && second.ok());
+    EXPECT_EQ(device->memory().used_bytes, 1024u + 5056u) << "whole cache lines";
+  }
+  EXPECT_EQ(device->memory().used_bytes, 1024u);
+  EXPECT_EQ(device->memory().peak_bytes, 1024u + 5056u);
+}
+
+// 3 MB at 50 MB/s last 60 ms; two streams share that; a stop ends a copy that would last an hour.
+TEST(HostDevice, TheLinkHoldsItsPaceAndStops) {
+  auto made = HostDevice::Create({.num_threads = 1, .link_bytes_per_s = 50'000'000});
+  ASSERT_TRUE(made.ok()) << made.status();
+  HostDevice* device = made->get();
+  const std::vector<uint8_t> from(1'500'000, 7);
+  std::vector<uint8_t> to(from.size()), other(from.size());
+  const int64_t begin_ns = device->Now();
+  auto actor = device->Spawn("copy", [&] {
+    auto stream = device->MakeStream("second");
+    device->ops().ToDevice(*stream, {.host = from.data(), .device = other.data(), .bytes = from.size()});
+  });
+  auto stream = device->MakeStream("first");
+  device->ops().ToDevice(*stream, {.host = from.data(), .device = to.data(), .bytes = from.size()});
+  actor.reset();
+  EXPECT_GE(device->Now() - begin_ns, 50'000'000);
+  EXPECT_EQ(to, from);
+  EXPECT_EQ(other, from);
+
+  auto made_slow = HostDevice::Create({.num_threads = 1, .link_bytes_per_s = 400});
+  ASSERT_TRUE(made_slow.ok()) << made_slow.status();
+  HostDevice* slow = made_slow->get();
+  StopToken stop;
+  auto stopper = slow->Spawn("stop", [&] { stop.Stop(); });
+  auto slow_stream = slow->MakeStream("s");
+  slow->ops().ToDevice(*slow_stream, {.host = from.data(), .device = to.data(), .bytes = from.size(), .stop = &stop});
+  EXPECT_TRUE(slow_stream->Synchronize().ok());
+}
+
 TEST(HostDevice, NamesItsNumerics) {
   for (const Isa isa : SupportedIsas()) {
     EXPECT_EQ(MakeDevice(isa, 2)->caps().numerics, "host/" + std::string(IsaName(isa)) + "/exact/4");

@@ -20,8 +20,12 @@ HostStream& AsHost(Stream& stream) { return static_cast<HostStream&>(stream); }
 
 }  // namespace
 
-HostOps::HostOps(ThreadPool& pool, const KernelTable& kernels, int64_t parallel_work_min)
-    : pool_(pool), kernels_(kernels), parallel_work_min_(parallel_work_min), worker_scratch_(static_cast<size_t>(pool.num_threads())) {}
+HostOps::HostOps(ThreadPool& pool, const KernelTable& kernels, int64_t parallel_work_min, int64_t link_bytes_per_s)
+    : pool_(pool),
+      kernels_(kernels),
+      parallel_work_min_(parallel_work_min),
+      worker_scratch_(static_cast<size_t>(pool.num_threads())),
+      link_(link_bytes_per_s) {}
 
 void HostOps::Embed(Stream& stream, const EmbedArgs& a) {
   if (!AsHost(stream).alive()) return;
@@ -185,13 +189,35 @@ void HostOps::Gate(Stream& stream, const GateArgs& a) {
 }
 
 void HostOps::Experts(Stream& stream, const ExpertsArgs& a) {
-  HostStream& host = AsHost(stream);
-  if (!host.alive()) return;
+  OnEngine(AsHost(stream), [&](ExpertEngine& engine) { return engine.Run(a); });
+}
+
+void HostOps::ExpertRows(Stream& stream, const ExpertRowsArgs& a) {
+  if (a.n == 0) return;
+  OnEngine(AsHost(stream), [&](ExpertEngine& engine) { return engine.RunRows(a); });
+}
+
+void HostOps::OnEngine(HostStream& stream, absl::FunctionRef<absl::Status(ExpertEngine&)> run) {
+  if (!stream.alive()) return;
   if (experts_ == nullptr) {
-    host.Fail(absl::FailedPreconditionError("this host device has no expert engine: make it with MakeHostDevice"));
+    stream.Fail(absl::FailedPreconditionError("this host device has no expert engine: make it with MakeHostDevice"));
     return;
   }
-  if (absl::Status status = experts_->Run(a); !status.ok()) host.Fail(Annotate(status, "experts"));
+  if (absl::Status status = run(*experts_); !status.ok()) stream.Fail(Annotate(status, "experts"));
+}
+
+void HostOps::Clear(Stream& stream, const ClearArgs& a) {
+  if (!AsHost(stream).alive()) return;
+  constexpr int64_t kStep = 64 * 1024;
+  pool_.ParallelFor(Parallel(a.n), CeilDiv(a.n, kStep), [&](int64_t task, int) {
+    const int64_t begin = task * kStep;
+    std::fill_n(a.x + begin, std::min(kStep, a.n - begin), 0.0f);
+  });
+}
+
+void HostOps::ToDevice(Stream& stream, const ToDeviceArgs& a) {
+  if (!AsHost(stream).alive() || a.bytes == 0) return;
+  link_.Copy(a.host, a.device, a.bytes, a.stop);
 }
 
 void HostOps::ToHost(Stream& stream, const ToHostArgs& a) {

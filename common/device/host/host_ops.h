@@ -5,7 +5,9 @@
 #include <memory>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "common/device/expert_engine.h"
+#include "common/device/host/host_link.h"
 #include "common/device/host/host_stream.h"
 #include "common/device/host/thread_pool.h"
 #include "common/device/ops.h"
@@ -15,7 +17,7 @@ namespace hearth {
 
 class HostOps : public Ops {
  public:
-  HostOps(ThreadPool& pool, const KernelTable& kernels, int64_t parallel_work_min);
+  HostOps(ThreadPool& pool, const KernelTable& kernels, int64_t parallel_work_min, int64_t link_bytes_per_s);
 
   bool fetch_ahead() const { return fetch_ahead_; }
   void SetFetchAhead(bool on) { fetch_ahead_ = on; }
@@ -37,11 +39,16 @@ class HostOps : public Ops {
   void GqaAttention(Stream& stream, const GqaAttentionArgs& args) override;
   void Gate(Stream& stream, const GateArgs& args) override;
   void Experts(Stream& stream, const ExpertsArgs& args) override;
+  void ExpertRows(Stream& stream, const ExpertRowsArgs& args) override;
+  void Clear(Stream& stream, const ClearArgs& args) override;
+  void ToDevice(Stream& stream, const ToDeviceArgs& args) override;
   void ToHost(Stream& stream, const ToHostArgs& args) override;
 
  private:
   // work: multiply-adds, or elements touched.
   bool Parallel(int64_t work) const { return work >= parallel_work_min_; }
+  // Runs on the expert engine; its error ends the stream.
+  void OnEngine(HostStream& stream, absl::FunctionRef<absl::Status(ExpertEngine&)> run);
   void Product(const LinearArgs& args);
   void AttendExpanded(const MlaAttentionArgs& args);
   void AttendAbsorbed(const MlaAttentionArgs& args);
@@ -51,6 +58,7 @@ class HostOps : public Ops {
   const int64_t parallel_work_min_;
   std::vector<Scratch> worker_scratch_;  // used inside pool_.Run only
   std::unique_ptr<ExpertEngine> experts_;
+  HostLink link_;
   bool fetch_ahead_ = true;
 };
 
