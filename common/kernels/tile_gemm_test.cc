@@ -74,9 +74,9 @@ struct TwinUnit {
   static constexpr int64_t kPairsStride = sizeof(Tile::pairs[0]);
 
   template <class P>
-  static void Fill(Tile& tile, int64_t v, const uint8_t* data, int64_t stride, int64_t rows, int64_t cols) {
+  static void Fill(Tile& tile, int64_t v, const uint8_t* data, int64_t stride, int64_t rows, int64_t begin, int64_t cols) {
     const auto bits = [&](int64_t r, int64_t c) -> uint32_t {
-      return r < rows && c < cols ? P::Element(data + r * stride + c * P::kElementBytes).bits : 0;
+      return r < rows && c < cols ? P::Element(data + r * stride + (begin + c) * P::kElementBytes).bits : 0;
     };
     for (int64_t p = 0; p < kGemmPairs; ++p) {
       for (int64_t r = 0; r < kTileRows; ++r) tile.pairs[p][v][r] = bits(r, 2 * p) | bits(r, 2 * p + 1) << 16;

@@ -16,8 +16,8 @@ struct AmxUnit {
   static constexpr int64_t kPairsStride = sizeof(Tile::pairs[0]);
 
   template <class P>
-  static HEARTH_INLINE void Fill(Tile& tile, int64_t v, const uint8_t* data, int64_t stride, int64_t rows, int64_t cols) {
-    DotForm::Fill<P>(tile, v, data, stride, rows, cols);
+  static HEARTH_INLINE void Fill(Tile& tile, int64_t v, const uint8_t* data, int64_t stride, int64_t rows, int64_t begin, int64_t cols) {
+    DotForm::Fill<P>(tile, v, data, stride, rows, begin, cols);
   }
   static HEARTH_INLINE void Configure(const TileConfig& config) { __asm__ volatile("ldtilecfg %0" : : "m"(config) : "memory"); }
   static HEARTH_INLINE void Release() { __asm__ volatile("tilerelease" : : : "memory"); }

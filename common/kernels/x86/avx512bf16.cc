@@ -4,7 +4,7 @@
 #include "common/kernels/x86/bf16_dots.h"
 #include "common/kernels/x86/block_bf16_dots.h"
 #include "common/kernels/x86/f32_dots.h"
-#include "common/kernels/x86/gemm_bf16.h"
+#include "common/kernels/x86/gemm_blocks.h"
 #include "common/kernels/x86/make_table.h"
 #include "common/kernels/x86/vec512.h"
 
@@ -21,7 +21,7 @@ struct Avx512Bf16Path {
   template <DType kDType>
   using Block = BlockInBf16<kDType>;
   template <class Path>
-  static constexpr LinearKernel* kGemm = Gemm<Path>;
+  static constexpr LinearKernel* kGemm = GemmWithBlocks<Path>;
   static constexpr int kRowsOne = 8;
   static constexpr int kRows = 4;
   static constexpr int kTokens = 4;

@@ -39,11 +39,11 @@ struct F8Tables {
 };
 constexpr F8Tables kF8Tables;
 
-// 64 codes as BF16, in two bytes each.
-struct F8Bytes {
+// 64 numbers as BF16, in two bytes each.
+struct Bf16Bytes {
   __m512i upper, lower;
 };
-HEARTH_INLINE F8Bytes LookUpF8(__m512i codes) {
+HEARTH_INLINE Bf16Bytes LookUpF8(__m512i codes) {
   const __m512i upper_low = _mm512_load_si512(kF8Tables.upper);
   const __m512i upper_high = _mm512_load_si512(kF8Tables.upper + 64);
   const __m512i lower_low = _mm512_load_si512(kF8Tables.lower);
@@ -81,7 +81,7 @@ struct F8InBf16 {
 
  private:
   static HEARTH_INLINE W Widen(__m512i codes) {
-    const F8Bytes bytes = LookUpF8(codes);
+    const Bf16Bytes bytes = LookUpF8(codes);
     return {(__m512bh)_mm512_unpacklo_epi8(bytes.lower, bytes.upper), (__m512bh)_mm512_unpackhi_epi8(bytes.lower, bytes.upper)};
   }
   static HEARTH_INLINE X Arrange(__m512i low, __m512i high) {

@@ -37,6 +37,19 @@ struct ByteTables {
 };
 constexpr ByteTables kByteTables;
 
+// 64 signed bytes as BF16, in two bytes each.
+HEARTH_INLINE Bf16Bytes LookUpI8(__m512i q) {
+  const __m512i upper_low = _mm512_load_si512(kByteTables.upper), upper_high = _mm512_load_si512(kByteTables.upper + 64);
+  const __m512i lower_low = _mm512_load_si512(kByteTables.lower), lower_high = _mm512_load_si512(kByteTables.lower + 64);
+  // The look-up ignores bit 7 of the index, which |-128| alone has: found as 0, made 128 (0x4300).
+  const __m512i size = _mm512_abs_epi8(q);
+  const __m512i found = _mm512_permutex2var_epi8(upper_low, size, upper_high);
+  const __m512i magnitude = _mm512_mask_blend_epi8(_mm512_movepi8_mask(size), found, _mm512_set1_epi8(0x43));
+  const __m512i lower = _mm512_permutex2var_epi8(lower_low, size, lower_high);
+  // magnitude | (q & 0x80)
+  return {_mm512_ternarylogic_epi32(magnitude, q, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8), lower};
+}
+
 // Entry i is (i & (kCodes - 1)) + kOffset; the look-up reads six bits of a two-register table and five of a one-register one.
 template <int kEntries, int kCodes, int kOffset>
 struct WordTable {
@@ -58,6 +71,14 @@ struct EvenWords {
 };
 constexpr EvenWords kEvenWords;
 
+// The sums of 32 numbers each, from x on.
+HEARTH_INLINE __m128 SumsOfFour(const bf16* x) {
+  const auto sum = [x](int i) __attribute__((always_inline)) {
+    return _mm512_dpbf16_ps(_mm512_setzero_ps(), (__m512bh)_mm512_set1_epi16(0x3f80), (__m512bh)Vec512::LoadBytes(x + 32 * i));
+  };
+  return Vec512::ReduceFour(sum(0), sum(1), sum(2), sum(3));
+}
+
 struct PairOfVectors {
   __m512bh a, b;
 };
@@ -66,7 +87,6 @@ template <DType kDType>
 struct BlockInBf16Base : BlockSizes<kDType> {
   using Acc = __m512;
   using W = PairOfVectors;
-  static constexpr bool kScaled = false;  // by blocks of 128 columns
   static constexpr int kStep = 64;
   static constexpr int kSpan = BlockSizes<kDType>::kBlock < kStep ? kStep : BlockSizes<kDType>::kBlock;
 };
@@ -106,16 +126,8 @@ struct BlockInBf16<DType::kQ8_0> : TwoBlocksInBf16<DType::kQ8_0> {
  private:
   static HEARTH_INLINE X Same(const F8InBf16::X& x) { return {x.a, x.b}; }
   static HEARTH_INLINE W Widen(__m512i q) {
-    const __m512i upper_low = _mm512_load_si512(kByteTables.upper), upper_high = _mm512_load_si512(kByteTables.upper + 64);
-    const __m512i lower_low = _mm512_load_si512(kByteTables.lower), lower_high = _mm512_load_si512(kByteTables.lower + 64);
-    // The look-up ignores bit 7 of the index, which |-128| alone has: found as 0, made 128 (0x4300).
-    const __m512i size = _mm512_abs_epi8(q);
-    const __m512i found = _mm512_permutex2var_epi8(upper_low, size, upper_high);
-    const __m512i magnitude = _mm512_mask_blend_epi8(_mm512_movepi8_mask(size), found, _mm512_set1_epi8(0x43));
-    const __m512i lower = _mm512_permutex2var_epi8(lower_low, size, lower_high);
-    // magnitude | (q & 0x80)
-    const __m512i upper = _mm512_ternarylogic_epi32(magnitude, q, _mm512_set1_epi8(static_cast<char>(0x80)), 0xf8);
-    return {(__m512bh)_mm512_unpacklo_epi8(lower, upper), (__m512bh)_mm512_unpackhi_epi8(lower, upper)};
+    const Bf16Bytes bytes = LookUpI8(q);
+    return {(__m512bh)_mm512_unpacklo_epi8(bytes.lower, bytes.upper), (__m512bh)_mm512_unpackhi_epi8(bytes.lower, bytes.upper)};
   }
 };
 

@@ -34,6 +34,7 @@ struct BlockSizes {
   static constexpr int kBlock = static_cast<int>(BlockOf(kDType).elements);
   static constexpr int kBlockBytes = static_cast<int>(BlockOf(kDType).bytes);
   static constexpr bool kHasMin = kDType == DType::kQ4_K;
+  static constexpr bool kScaled = false;  // by blocks of 128 columns
 };
 
 template <>

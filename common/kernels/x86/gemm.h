@@ -1,18 +1,22 @@
 // The prefill form's product: rows in lanes, tokens broadcast. A tile of weights (64 rows or so, one block of columns) is converted once and meets all
 // tokens of the call, while the next one is fetched. The skeleton; what a tile holds and how it is multiplied is the form's (gemm_bf16.h, gemm_f32.h,
-// gemm_tiles.h).
+// gemm_blocks.h, gemm_tiles.h).
 //
 // Order of sums of a (row, token): columns ascending within a 128-column block, in one lane (two at a time with VDPBF16PS); the block's sum times its
-// scale (1 without FP8) is added to the total, blocks ascending. It depends on nothing else, whatever the tile, the tokens and the rows of the call.
+// scale (1 without FP8) is added to the total, blocks ascending. Block formats: gemm_blocks.h. It depends on nothing else, whatever the tile, the tokens and the rows of the call.
 // Included by the files of this folder only; see isa_local.h.
 //
 // A form G: vector type V; kVectors of rows a tile; kAtOnce, the tokens whose sums are in registers; Tile; and
-//   Fill<P>(tile, v, data, stride, rows, cols): the tile's vector `v` from up to 16 or 8 rows and `cols` columns; what is missing is zero
+//   Fill<P>(tile, v, data, stride, rows, begin, cols): the tile's vector `v` from up to 16 or 8 rows, the first at `data`, and `cols` of their columns
+//     from `begin` on; what is missing is zero
 //   Step<N, T>(acc, tile, p, x, ldx): acc[v][t] += the tile's pair of columns p, for its first N vectors, times x's next two columns of T tokens
+// and, where a tile's columns are scaled in parts (gemm_blocks.h):
+//   kParts; Prepare(tile, x, ldx, count): once for each tile, with its first column of all tokens
+//   AddPart(total, sum, tile, part, v, token): the total with the sum over one part added
 // or, instead of kAtOnce and Step, for a form with a way of its own (gemm_tiles.h):
 //   Multiply(step, vectors, x, count, totals): totals of `count` tokens and the tile's first vectors, as MultiplyTile has them
 //   kTokensRead: rows of x that it may read though `count` is less, where the skeleton has copied them
-// A policy P says how weights are read: kElementBytes, kScaled, kFactor (see linear.h), and what the form wants.
+// A policy P says how weights are read: kElementBytes or a block's sizes, kScaled, kFactor (see linear.h), and what the form wants.
 #pragma once
 
 #include <immintrin.h>
@@ -22,6 +26,7 @@
 
 #include "common/kernels/kernels.h"
 #include "common/kernels/x86/isa_local.h"
+#include "common/kernels/x86/linear.h"
 
 namespace hearth {
 namespace {
@@ -38,6 +43,20 @@ concept MultipliesItself = requires {
   G::kTokensRead;
 };
 
+template <class G>
+concept ScalesParts = requires {
+  G::kParts;
+};
+
+template <class G>
+constexpr int PartsOf() {
+  if constexpr (ScalesParts<G>) {
+    return G::kParts;
+  } else {
+    return 1;
+  }
+}
+
 // What a tile is multiplied with.
 template <class G>
 struct GemmStep {
@@ -52,39 +71,48 @@ struct GemmStep {
   int64_t next_bytes;  // of a row; 0: there is none
 };
 
-// totals[t][row] (+)= scale * sum over the tile's columns, for T tokens and the tile's first N vectors of rows.
-//   x: the tile's first column of token 0; fetch: 128 bytes of each of the next tile's rows
+// totals[t][row] (+)= scale * sum over the tile's columns, for T tokens from `token` on and the tile's first N vectors of rows.
+//   x: the tile's first column of that token; totals: that token's; fetch: 128 bytes of each of the next tile's rows
 template <class G, int N, int T>
-__attribute__((noinline)) void MultiplyTile(const GemmStep<G>& step, const bf16* x, float (*totals)[kGemmRows<G>], const uint8_t* fetch,
-                                            int64_t fetch_stride) {
+__attribute__((noinline)) void MultiplyTile(const GemmStep<G>& step, int64_t token, const bf16* x, float (*totals)[kGemmRows<G>],
+                                            const uint8_t* fetch, int64_t fetch_stride) {
   using V = typename G::V;
-  typename V::F acc[N][T];
-#pragma GCC unroll 4
-  for (int v = 0; v < N; ++v) {
-#pragma GCC unroll 6
-    for (int t = 0; t < T; ++t) acc[v][t] = V::Zero();
-  }
-  for (int p = 0; p < kGemmPairs; ++p) {
-    _mm_prefetch(reinterpret_cast<const char*>(fetch), _MM_HINT_T0);
-    _mm_prefetch(reinterpret_cast<const char*>(fetch + 64), _MM_HINT_T0);
-    fetch += fetch_stride;
-    G::template Step<N, T>(acc, *step.tile, p, x + 2 * p, step.ldx);
-  }
-#pragma GCC unroll 6
-  for (int t = 0; t < T; ++t) {
+  constexpr int kPairs = kGemmPairs / PartsOf<G>();
+  for (int part = 0; part < PartsOf<G>(); ++part) {
+    typename V::F acc[N][T];
 #pragma GCC unroll 4
     for (int v = 0; v < N; ++v) {
-      float* total = totals[t] + v * V::kLanes;
-      V::Store(total, V::Fma(acc[v][t], step.scales[v], step.first ? V::Zero() : V::Load(total)));
+#pragma GCC unroll 6
+      for (int t = 0; t < T; ++t) acc[v][t] = V::Zero();
+    }
+    for (int p = part * kPairs; p < (part + 1) * kPairs; ++p) {
+      _mm_prefetch(reinterpret_cast<const char*>(fetch), _MM_HINT_T0);
+      _mm_prefetch(reinterpret_cast<const char*>(fetch + 64), _MM_HINT_T0);
+      fetch += fetch_stride;
+      G::template Step<N, T>(acc, *step.tile, p, x + 2 * p, step.ldx);
+    }
+    const bool first = step.first && part == 0;
+#pragma GCC unroll 6
+    for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+      for (int v = 0; v < N; ++v) {
+        float* to = totals[t] + v * V::kLanes;
+        const typename V::F total = first ? V::Zero() : V::Load(to);
+        if constexpr (ScalesParts<G>) {
+          V::Store(to, G::AddPart(total, acc[v][t], *step.tile, part, v, token + t));
+        } else {
+          V::Store(to, V::Fma(acc[v][t], step.scales[v], total));
+        }
+      }
     }
   }
 }
 
 template <class G, int N, int... T>
-HEARTH_INLINE void MultiplyPart(std::integer_sequence<int, T...>, const GemmStep<G>& step, const bf16* x, int64_t count,
+HEARTH_INLINE void MultiplyPart(std::integer_sequence<int, T...>, const GemmStep<G>& step, int64_t token, const bf16* x, int64_t count,
                                 float (*totals)[kGemmRows<G>], const uint8_t* fetch, int64_t fetch_stride) {
   static constexpr decltype(&MultiplyTile<G, N, 1>) kKernels[] = {MultiplyTile<G, N, T + 1>...};
-  kKernels[count - 1](step, x, totals, fetch, fetch_stride);
+  kKernels[count - 1](step, token, x, totals, fetch, fetch_stride);
 }
 
 // In even parts of at most kAtOnce tokens: a rest of one or two would wait for its own sums most of the time.
@@ -102,7 +130,7 @@ void MultiplyTokens(const GemmStep<G>& step, const bf16* x, int64_t m_count, flo
       for (int line = 0; line < 4; ++line) _mm_prefetch(reinterpret_cast<const char*>(next_x + t * step.ldx + 32 * line), _MM_HINT_T0);
     }
     const bool fetches = part * kFetched < step.next_bytes;
-    MultiplyPart<G, N>(std::make_integer_sequence<int, G::kAtOnce>(), step, x + begin * step.ldx, count, totals + begin,
+    MultiplyPart<G, N>(std::make_integer_sequence<int, G::kAtOnce>(), step, begin, x + begin * step.ldx, count, totals + begin,
                        fetches ? step.next + part * kFetched : reinterpret_cast<const uint8_t*>(step.tile), fetches ? step.next_stride : 0);
   }
 }
@@ -126,6 +154,16 @@ HEARTH_INLINE typename V::F RowScales(const WeightView& w, int64_t row, int64_t 
   return V::Load(lanes);
 }
 
+// Bytes of a row that are fetched before column c is: a block comes with its first column.
+template <class P>
+HEARTH_INLINE int64_t FetchedBytes(int64_t c) {
+  if constexpr (BlockPolicy<P>) {
+    return (c + P::kBlock - 1) / P::kBlock * P::kBlockBytes;
+  } else {
+    return ColumnBytes<P>(c);
+  }
+}
+
 // What a call works in, on its stack.
 template <class G>
 struct GemmWork {
@@ -140,13 +178,14 @@ template <class G, class P>
 void GemmTileRows(const WeightView& w, int64_t row, int64_t rows, int64_t more_rows, const bf16* x, int64_t ldx, int64_t m_count, float* y,
                   int64_t ldy, GemmWork<G>& work) {
   using V = typename G::V;
-  const int64_t stride = w.row_stride * P::kElementBytes;
+  const int64_t stride = ColumnBytes<P>(w.row_stride);
   const uint8_t* data = static_cast<const uint8_t*>(w.data) + row * stride;
   const int64_t vectors = (rows + V::kLanes - 1) / V::kLanes;
   const auto multiply = [&](const GemmStep<G>& step, const bf16* from, int64_t count, float(*totals)[kGemmRows<G>]) {
     if constexpr (MultipliesItself<G>) {
       G::Multiply(step, vectors, from, count, totals);
     } else {
+      if constexpr (ScalesParts<G>) G::Prepare(work.tile, from, step.ldx, count);
       MultiplyVectors<G>(std::make_integer_sequence<int, G::kVectors>(), step, vectors, from, count, totals);
     }
   };
@@ -155,16 +194,15 @@ void GemmTileRows(const WeightView& w, int64_t row, int64_t rows, int64_t more_r
     GemmStep<G> step = {.tile = &work.tile, .scales = {}, .first = c == 0, .ldx = ldx, .next = nullptr, .next_stride = stride, .next_bytes = 0};
     for (int64_t v = 0; v < vectors; ++v) {
       const int64_t first = v * V::kLanes;
-      G::template Fill<P>(work.tile, v, data + first * stride + c * P::kElementBytes, stride, rows - first, cols);
-      step.scales[v] = P::kScaled ? RowScales<V>(w, row + first, rows - first, c / kScaleBlock, P::kFactor) : V::Set(1.0f);
+      G::template Fill<P>(work.tile, v, data + first * stride, stride, rows - first, c, cols);
+      if constexpr (!ScalesParts<G>)
+        step.scales[v] = P::kScaled ? RowScales<V>(w, row + first, rows - first, c / kScaleBlock, P::kFactor) : V::Set(1.0f);
     }
     // The next tile: of these rows, or the first of the rows that follow.
-    if (c + kScaleBlock < w.cols) {
-      step.next = data + (c + kScaleBlock) * P::kElementBytes;
-      step.next_bytes = kScaleBlock * P::kElementBytes;
-    } else if (more_rows > 0) {
-      step.next = data + kGemmRows<G> * stride;
-      step.next_bytes = kScaleBlock * P::kElementBytes;
+    const int64_t next = c + kScaleBlock < w.cols ? c + kScaleBlock : 0;
+    if (next > 0 || more_rows > 0) {
+      step.next = data + (next > 0 ? 0 : kGemmRows<G> * stride) + FetchedBytes<P>(next);
+      step.next_bytes = FetchedBytes<P>(next + kScaleBlock) - FetchedBytes<P>(next);
     }
     if (cols == kScaleBlock) {
       multiply(step, x + c, m_count, work.totals);

@@ -48,7 +48,7 @@ struct F8Pairs {
   }
   // Column group j (of 16): pairs 2 j and 2 j + 1.
   static HEARTH_INLINE void Store(__m512i columns, int j, uint32_t* out) {
-    const F8Bytes bytes = LookUpF8(columns);
+    const Bf16Bytes bytes = LookUpF8(columns);
     _mm512_store_si512(out + 2 * j * kDotRows, _mm512_unpacklo_epi8(bytes.lower, bytes.upper));
     _mm512_store_si512(out + (2 * j + 1) * kDotRows, _mm512_unpackhi_epi8(bytes.lower, bytes.upper));
   }
@@ -82,35 +82,38 @@ struct DotForm {
     alignas(64) uint32_t pairs[kGemmPairs][kVectors][V::kLanes];
   };
 
+  // 64 bytes of each of 16 rows, load(r) of row r, on their way into the tile's vector `v` from its column c on.
+  template <class P, class Load>
+  static HEARTH_INLINE void Transpose(const Load& load, __m512i (&groups)[4][4]) {
+#pragma GCC unroll 4
+    for (int q = 0; q < 4; ++q) P::TransposeRows(load(4 * q), load(4 * q + 1), load(4 * q + 2), load(4 * q + 3), groups[q]);
+  }
   template <class P>
-  static __attribute__((noinline)) void Fill(Tile& tile, int64_t v, const uint8_t* data, int64_t stride, int64_t rows, int64_t cols) {
+  static HEARTH_INLINE void StorePairs(Tile& tile, int64_t v, int64_t c, const __m512i (&groups)[4][4]) {
+    uint32_t* out = &tile.pairs[c / 2][v][0];
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      __m512i columns[4];
+      TransposeLanes(groups[0][j], groups[1][j], groups[2][j], groups[3][j], columns);
+#pragma GCC unroll 4
+      for (int l = 0; l < 4; ++l) P::Store(columns[l], 4 * l + j, out);
+    }
+  }
+
+  template <class P>
+  static __attribute__((noinline)) void Fill(Tile& tile, int64_t v, const uint8_t* data, int64_t stride, int64_t rows, int64_t begin, int64_t cols) {
     constexpr int64_t kStep = 64 / P::kElementBytes;
     for (int64_t c = 0; c < kScaleBlock; c += kStep) {
-      const uint8_t* p = data + c * P::kElementBytes;
+      const uint8_t* p = data + (begin + c) * P::kElementBytes;
       const int64_t left = (cols - c) * P::kElementBytes;
       __m512i groups[4][4];
       if (rows >= V::kLanes && left >= 64) {
-#pragma GCC unroll 4
-        for (int q = 0; q < 4; ++q) {
-          const auto load = [&](int r) __attribute__((always_inline)) { return _mm512_loadu_si512(p + (4 * q + r) * stride); };
-          P::TransposeRows(load(0), load(1), load(2), load(3), groups[q]);
-        }
+        Transpose<P>(
+            [&](int r) __attribute__((always_inline)) { return _mm512_loadu_si512(p + r * stride); }, groups);
       } else {
-        for (int q = 0; q < 4; ++q) {
-          const auto load = [&](int r) {
-            return 4 * q + r < rows && left > 0 ? Vec512::LoadBytesN(p + (4 * q + r) * stride, left) : _mm512_setzero_si512();
-          };
-          P::TransposeRows(load(0), load(1), load(2), load(3), groups[q]);
-        }
+        Transpose<P>([&](int r) { return r < rows && left > 0 ? Vec512::LoadBytesN(p + r * stride, left) : _mm512_setzero_si512(); }, groups);
       }
-      uint32_t* out = &tile.pairs[c / 2][v][0];
-#pragma GCC unroll 4
-      for (int j = 0; j < 4; ++j) {
-        __m512i columns[4];
-        TransposeLanes(groups[0][j], groups[1][j], groups[2][j], groups[3][j], columns);
-#pragma GCC unroll 4
-        for (int l = 0; l < 4; ++l) P::Store(columns[l], 4 * l + j, out);
-      }
+      StorePairs<P>(tile, v, c, groups);
     }
   }
 

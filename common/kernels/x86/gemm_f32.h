@@ -55,10 +55,10 @@ struct F32Form {
   };
 
   template <class P>
-  static __attribute__((noinline)) void Fill(Tile& tile, int64_t v, const uint8_t* data, int64_t stride, int64_t rows, int64_t cols) {
+  static __attribute__((noinline)) void Fill(Tile& tile, int64_t v, const uint8_t* data, int64_t stride, int64_t rows, int64_t begin, int64_t cols) {
     for (int64_t c = 0; c < kScaleBlock; c += V::kLanes) {
       typename V::F square[V::kLanes];
-      const uint8_t* p = data + c * P::kElementBytes;
+      const uint8_t* p = data + (begin + c) * P::kElementBytes;
       if (rows >= V::kLanes && cols - c >= V::kLanes) {
 #pragma GCC unroll 16
         for (int r = 0; r < V::kLanes; ++r) square[r] = P::Load(p + r * stride);

@@ -57,8 +57,8 @@ struct TileForm {
   static constexpr int kSumRows = 2 * kTileRows;  // a pair of token groups by a pair of vectors: as many sums as four registers hold
 
   template <class P>
-  static HEARTH_INLINE void Fill(Tile& tile, int64_t v, const uint8_t* data, int64_t stride, int64_t rows, int64_t cols) {
-    U::template Fill<P>(tile, v, data, stride, rows, cols);
+  static HEARTH_INLINE void Fill(Tile& tile, int64_t v, const uint8_t* data, int64_t stride, int64_t rows, int64_t begin, int64_t cols) {
+    U::template Fill<P>(tile, v, data, stride, rows, begin, cols);
   }
 
   // sums[token][row] of one or two groups of tokens and vectors of rows. `fetch`: the next tile's rows in their place, of which each step fetches

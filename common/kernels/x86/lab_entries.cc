@@ -42,7 +42,7 @@ struct F8ByShift {
     return {(__m512bh)_mm512_add_epi16(_mm512_and_si512(even, bits), bias), (__m512bh)_mm512_add_epi16(_mm512_and_si512(odd, bits), bias)};
   }
   static __attribute__((noinline, cold)) W LookUp(__m512i codes) {
-    const F8Bytes bytes = LookUpF8(codes);
+    const Bf16Bytes bytes = LookUpF8(codes);
     const __m512i low_byte = _mm512_set1_epi16(0x00ff);
     return {(__m512bh)_mm512_or_si512(_mm512_slli_epi16(bytes.upper, 8), _mm512_and_si512(bytes.lower, low_byte)),
             (__m512bh)_mm512_or_si512(_mm512_andnot_si512(low_byte, bytes.upper), _mm512_srli_epi16(bytes.lower, 8))};
