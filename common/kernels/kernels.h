@@ -58,6 +58,26 @@ struct SoftmaxState {
   float sum = 0.0f;
 };
 
+inline constexpr int64_t kAttendPositions = 64;  // of a page
+inline constexpr int kTermsMax = 2;              // BF16 numbers whose sum an activation is
+
+// A page's keys and values of one head, for `attend_page`. Rows are `ld` elements apart, in both.
+struct ExpandedPage {
+  const bf16* keys = nullptr;    // [count, key_dim]
+  const bf16* values = nullptr;  // [count, terms, value_dim]: the sum over terms is the value
+  int64_t ld = 0;
+  int64_t count = 0;    // at most kAttendPositions
+  int64_t skip = 0;     // of these, that no query sees: their rows may hold anything
+  int64_t key_dim = 0;  // even
+  int64_t value_dim = 0;
+  int terms = 1;
+  float scale = 1.0f;
+};
+// Room for a page's tiles, in floats, whatever the path.
+inline constexpr int64_t AttendPageScratch(int64_t key_dim, int64_t value_dim) {
+  return (kAttendPositions * ((key_dim + 127) / 128) + (value_dim + 63) / 64 * 64) * 128;
+}
+
 using LinearKernel = void(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin,
                           int64_t row_end);
 
@@ -113,12 +133,14 @@ struct KernelTable {
   void (*mla_absorbed)(const bf16* q_latent, const bf16* q_rope, const bf16* kv, int64_t count, int64_t heads, int64_t rank, int64_t rope,
                        float scale, SoftmaxState* state, float* acc, float* scratch);
 
-  // Expanded attention of one query head over a run of at most 64 consecutive positions, same walk:
-  //   score[j] = scale * (q[0:nope] . k[j] + q[nope:nope+rope] . k_rope[j]);  acc += exp(score - max) * v[j].
-  //   q [nope + rope] bf16; k [count, nope] bf16, rows ldk apart; k_rope [count, rope] bf16, rows ld_rope apart;
-  //   v [count, v_dim] bf16, rows ldv apart; acc [v_dim] f32; scratch [64] f32
-  void (*attention_expanded)(const bf16* q, const bf16* k, int64_t ldk, const bf16* k_rope, int64_t ld_rope, const bf16* v, int64_t ldv,
-                             int64_t count, int64_t nope, int64_t rope, int64_t v_dim, float scale, SoftmaxState* state, float* acc, float* scratch);
+  // Expanded MLA (DeepSeek-V2 section 2.1.2) of one head over one page, for queries of consecutive positions; the prefill form:
+  //   score[i, j] = scale * (q[i] . k[j]) for j in [skip, min(count, seen + i));  running softmax, one step a call as in mla_absorbed;
+  //   acc[i] += exp(score - max) * v[j], the weight in as many BF16 terms as the values, as inputs of a product are.
+  //   q [queries, key_dim] bf16, rows contiguous; state [queries]; acc [queries, ldacc] f32, zero at the start, ldacc a multiple of 16 and at least
+  //   value_dim: what lies behind a row's values stays zero; scratch [AttendPageScratch] f32, on 64 bytes.
+  // A query's sums have an order of their own, whatever others are in the call and however much of the page is filled behind it.
+  void (*attend_page)(const ExpandedPage& page, const bf16* q, int64_t queries, int64_t seen, SoftmaxState* state, float* acc, int64_t ldacc,
+                      float* scratch);
 
   // A page's cached rows as F32, for `attend`; exact, so bit-equal on every path.
   //   dst[r, i] = src[r, i], plus src[r, low + i] where low > 0 (the second BF16 term of a row lies `low` elements behind the first)

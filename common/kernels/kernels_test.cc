@@ -456,32 +456,137 @@ TEST_P(KernelsTest, MlaAbsorbedOverPages) {
   }
 }
 
-TEST_P(KernelsTest, AttentionExpandedOverPages) {
-  struct Case {
-    int64_t nope, rope, v_dim, positions;
+// Keys and values of one head, and queries of the last positions, walked page by page.
+class PagedAttention {
+ public:
+  struct Sizes {
+    int64_t key_dim, value_dim;
+    int terms;
+    int64_t skip, first, queries;  // positions below skip aren't seen; the first query's position
   };
-  for (const auto& [nope, rope, v_dim, positions] :
-       {Case{1, 1, 1, 1}, Case{7, 3, 5, 10}, Case{128, 64, 128, 64}, Case{128, 64, 128, 191}, Case{60, 0, 33, 70}}) {
-    const float scale = 2.0f / std::sqrt(static_cast<float>(nope + rope));
-    const int64_t ldk = nope + v_dim;  // keys and values of a head side by side, as kv_b_proj leaves them
-    GuardedArray<bf16> q(nope + rope), kv(positions * ldk), k_rope(positions * rope);
-    for (const auto* a : {&q, &kv, &k_rope}) FillGaussian(rng_, {a->data(), static_cast<size_t>(a->size())});
-    SoftmaxState state;
-    GuardedArray<float> acc(v_dim), scratch(64);
-    for (int64_t j = 0; j < positions; j += 64) {
-      k().attention_expanded(q.data(), kv.data() + j * ldk, ldk, k_rope.data() + j * rope, rope, kv.data() + j * ldk + nope, ldk,
-                             std::min<int64_t>(64, positions - j), nope, rope, v_dim, scale, &state, acc.data(), scratch.data());
-    }
-    std::vector<double> scores;
-    for (int64_t j = 0; j < positions; ++j) {
-      scores.push_back(scale * (DotF64(q.data(), kv.data() + j * ldk, nope) + DotF64(q.data() + nope, k_rope.data() + j * rope, rope)));
-    }
-    const AttentionReference want(scores, kv.data() + nope, ldk, v_dim);
-    for (int64_t i = 0; i < v_dim; ++i) {
-      const size_t at = static_cast<size_t>(i);
-      ASSERT_NEAR(acc[i] / state.sum, want.out[at], 1e-5 * (want.magnitude[at] + 1e-3)) << "positions " << positions << " column " << i;
+  PagedAttention(std::mt19937& rng, const Sizes& sizes)
+      : sizes_(sizes),
+        ld_(sizes.key_dim + sizes.terms * sizes.value_dim + 1),
+        q_(static_cast<size_t>(sizes.queries * sizes.key_dim)),
+        rows_(static_cast<size_t>((sizes.first + sizes.queries) * ld_)) {
+    FillGaussian(rng, q_);
+    FillGaussian(rng, rows_);
+    if (sizes.terms == 1) return;
+    for (int64_t j = 0; j < positions(); ++j) {
+      bf16* low = Row(j) + sizes_.key_dim + sizes_.value_dim;
+      for (int64_t i = 0; i < sizes_.value_dim; ++i) low[i] = ToBf16(ToFloat(low[i]) * 0x1p-9f);
     }
   }
+
+  int64_t positions() const { return sizes_.first + sizes_.queries; }
+  int64_t ldacc() const { return (sizes_.value_dim + 15) / 16 * 16; }
+  float scale() const { return 2.0f / std::sqrt(static_cast<float>(sizes_.key_dim)); }
+
+  // Queries [begin, end), as a pass that ends with them would have it.   state [end - begin]; acc [end - begin, ldacc]
+  void Run(const KernelTable& kernels, int64_t begin, int64_t end, std::vector<SoftmaxState>* state, std::vector<float>* acc) {
+    const int64_t count = end - begin, first = sizes_.first + begin;
+    state->assign(static_cast<size_t>(count), SoftmaxState());
+    acc->assign(static_cast<size_t>(count * ldacc()), 0.0f);
+    const int64_t floats = AttendPageScratch(sizes_.key_dim, sizes_.value_dim);
+    std::unique_ptr<float, decltype(&std::free)> scratch(static_cast<float*>(std::aligned_alloc(64, static_cast<size_t>(floats) * sizeof(float))),
+                                                         &std::free);
+    for (int64_t at = 0; at < first + count; at += kAttendPositions) {
+      const int64_t filled = std::min(kAttendPositions, first + count - at);
+      const int64_t skip = std::clamp<int64_t>(sizes_.skip - at, 0, filled);
+      GuardedArray<bf16> page(filled * ld_ - 1);
+      std::copy_n(Row(at), page.size(), page.data());
+      std::fill_n(page.data(), std::min(skip * ld_, page.size()), ToBf16(kNan));
+      const int64_t from = std::max<int64_t>(0, at - first);
+      kernels.attend_page({.keys = page.data(),
+                           .values = page.data() + sizes_.key_dim,
+                           .ld = ld_,
+                           .count = filled,
+                           .skip = skip,
+                           .key_dim = sizes_.key_dim,
+                           .value_dim = sizes_.value_dim,
+                           .terms = sizes_.terms,
+                           .scale = scale()},
+                          q_.data() + (begin + from) * sizes_.key_dim, count - from, first + from - at + 1, state->data() + from,
+                          acc->data() + from * ldacc(), ldacc(), scratch.get());
+    }
+  }
+
+  // In F64, with the magnitudes that bound the rounding.
+  void Reference(int64_t query, std::vector<double>* out, std::vector<double>* magnitude) {
+    std::vector<double> scores;
+    for (int64_t j = sizes_.skip; j <= sizes_.first + query; ++j) {
+      scores.push_back(scale() * DotF64(q_.data() + query * sizes_.key_dim, Row(j), sizes_.key_dim));
+    }
+    const AttentionReference high(scores, Row(sizes_.skip) + sizes_.key_dim, ld_, sizes_.value_dim);
+    *out = high.out;
+    *magnitude = high.magnitude;
+    if (sizes_.terms == 1) return;
+    const AttentionReference low(scores, Row(sizes_.skip) + sizes_.key_dim + sizes_.value_dim, ld_, sizes_.value_dim);
+    for (size_t i = 0; i < out->size(); ++i) (*out)[i] += low.out[i];
+  }
+
+ private:
+  bf16* Row(int64_t position) { return rows_.data() + position * ld_; }
+
+  const Sizes sizes_;
+  const int64_t ld_;  // odd, so that rows lie at every alignment
+  std::vector<bf16> q_, rows_;
+};
+
+TEST_P(KernelsTest, AttendPageOverPages) {
+  for (const PagedAttention::Sizes& sizes :
+       {PagedAttention::Sizes{2, 1, 1, 0, 0, 1}, PagedAttention::Sizes{10, 5, 1, 1, 2, 8}, PagedAttention::Sizes{192, 128, 1, 0, 0, 64},
+        PagedAttention::Sizes{192, 128, 1, 0, 100, 91}, PagedAttention::Sizes{576, 128, 2, 0, 60, 30}, PagedAttention::Sizes{60, 33, 2, 1, 63, 7},
+        PagedAttention::Sizes{130, 70, 1, 70, 128, 3}}) {
+    PagedAttention attention(rng_, sizes);
+    std::vector<SoftmaxState> state;
+    std::vector<float> acc;
+    attention.Run(k(), 0, sizes.queries, &state, &acc);
+    // Weights enter the second product in one or two BF16 terms.
+    const double tolerance = sizes.terms == 1 ? 0x1p-8 + 1e-5 : 2e-5;
+    const int64_t ld = attention.ldacc();
+    for (int64_t query = 0; query < sizes.queries; ++query) {
+      std::vector<double> want, magnitude;
+      attention.Reference(query, &want, &magnitude);
+      for (int64_t i = 0; i < ld; ++i) {
+        const float got = acc[static_cast<size_t>(query * ld + i)];
+        if (i >= sizes.value_dim) {
+          ASSERT_EQ(got, 0.0f);
+          continue;
+        }
+        const size_t at = static_cast<size_t>(i);
+        ASSERT_NEAR(got / state[static_cast<size_t>(query)].sum, want[at], tolerance * (magnitude[at] + 1e-3))
+            << "key " << sizes.key_dim << " value " << sizes.value_dim << " terms " << sizes.terms << " query " << query << " column " << i;
+      }
+    }
+    // In two passes, the first of which ends in the middle of a page: the same bits.
+    for (const int64_t cut : {int64_t{1}, sizes.queries / 2, sizes.queries - 1}) {
+      if (cut < 1 || cut >= sizes.queries) continue;
+      std::vector<SoftmaxState> first_state, second_state;
+      std::vector<float> first, second;
+      attention.Run(k(), 0, cut, &first_state, &first);
+      attention.Run(k(), cut, sizes.queries, &second_state, &second);
+      first.insert(first.end(), second.begin(), second.end());
+      first_state.insert(first_state.end(), second_state.begin(), second_state.end());
+      for (size_t i = 0; i < acc.size(); ++i) ASSERT_EQ(Bits(first[i]), Bits(acc[i])) << "cut " << cut << " at " << i;
+      for (size_t i = 0; i < state.size(); ++i) {
+        ASSERT_EQ(Bits(first_state[i].max), Bits(state[i].max));
+        ASSERT_EQ(Bits(first_state[i].sum), Bits(state[i].sum));
+      }
+    }
+  }
+}
+
+TEST_P(KernelsTest, AttendPageOfNothingVisibleLeavesTheStateAsItBegan) {
+  PagedAttention attention(rng_, {4, 3, 1, 5, 0, 3});  // positions 0 to 4 are not seen
+  std::vector<SoftmaxState> state;
+  std::vector<float> acc;
+  attention.Run(k(), 0, 3, &state, &acc);
+  for (const SoftmaxState& one : state) {
+    EXPECT_EQ(one.max, -kInf);
+    EXPECT_EQ(one.sum, 0.0f);
+  }
+  for (const float a : acc) EXPECT_EQ(a, 0.0f);
 }
 
 TEST_P(KernelsTest, MaxFiniteFindsTheLargestAndWhatIsNotFinite) {
@@ -616,13 +721,10 @@ struct TinyAttention {
   explicit TinyAttention(const KernelTable& kernels) : kernels(kernels) {}
   void Run(float q, const std::vector<float>& keys, float scale) {
     const int64_t count = static_cast<int64_t>(keys.size());
-    const bf16 query = ToBf16(q);
-    std::vector<bf16> k(keys.size());
-    for (size_t j = 0; j < keys.size(); ++j) k[j] = ToBf16(keys[j]);
-    std::vector<bf16> v(static_cast<size_t>(count * 64));
-    for (int64_t j = 0; j < count; ++j) v[static_cast<size_t>(j * 64 + j)] = ToBf16(1.0f);
+    std::vector<float> v(static_cast<size_t>(count * 64));
+    for (int64_t j = 0; j < count; ++j) v[static_cast<size_t>(j * 64 + j)] = 1.0f;
     float scratch[64];
-    kernels.attention_expanded(&query, k.data(), 1, k.data(), 0, v.data(), 64, count, 1, 0, 64, scale, &state, acc.data(), scratch);
+    kernels.attend(&q, 1, keys.data(), 1, v.data(), 64, count, 1, 64, scale, &state, acc.data(), scratch);
   }
   const KernelTable& kernels;
   SoftmaxState state;
@@ -633,7 +735,7 @@ TEST_P(KernelsTest, ExpIsWithinTwoUlp) {
   std::uniform_real_distribution<float> exponents(-6.0f, 6.6f);
   for (int round = 0; round < 300; ++round) {
     std::vector<float> keys = {0.0f};
-    for (int j = 1; j < 64; ++j) keys.push_back(ToFloat(ToBf16(-std::exp2(exponents(rng_)))));
+    for (int j = 1; j < 64; ++j) keys.push_back(-std::exp2(exponents(rng_)));
     const float scale = 0.87f + 0.001f * static_cast<float>(round);
     TinyAttention attention(k());
     attention.Run(1.0f, keys, scale);

@@ -1,5 +1,6 @@
 // The scalar path: plain loops in F32, the reference that the SIMD paths are tested against and the way on any x86-64
 // CPU. Room: common/kernels. Threads: any; no state.
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstring>
@@ -233,14 +234,28 @@ void MlaAbsorbed(const bf16* q_latent, const bf16* q_rope, const bf16* kv, int64
   }
 }
 
-void AttentionExpanded(const bf16* q, const bf16* k, int64_t ldk, const bf16* k_rope, int64_t ld_rope, const bf16* v, int64_t ldv, int64_t count,
-                       int64_t nope, int64_t rope, int64_t v_dim, float scale, SoftmaxState* state, float* acc, float* scratch) {
-  for (int64_t j = 0; j < count; ++j) {
-    const float plain = Dot(q, k + j * ldk, nope, 0.0f);
-    scratch[j] = scale * Dot(q + nope, k_rope + j * ld_rope, rope, plain);
+void AttendPage(const ExpandedPage& page, const bf16* q, int64_t queries, int64_t seen, SoftmaxState* state, float* acc, int64_t ldacc, float*) {
+  for (int64_t i = 0; i < queries; ++i) {
+    float weights[kAttendPositions];
+    const int64_t count = std::max<int64_t>(0, std::min(page.count, seen + i) - page.skip);
+    const bf16* keys = page.keys + page.skip * page.ld;
+    const bf16* values = page.values + page.skip * page.ld;
+    float* sums = acc + i * ldacc;
+    for (int64_t j = 0; j < count; ++j) weights[j] = page.scale * Dot(q + i * page.key_dim, keys + j * page.ld, page.key_dim, 0.0f);
+    AdvanceSoftmax(weights, count, &state[i], sums, page.value_dim);
+    for (int64_t j = 0; j < count; ++j) {
+      const float high = ToFloat(ToBf16(weights[j]));
+      const bf16* value = values + j * page.ld;
+      if (page.terms == 1) {
+        AddValues(&high, value, page.ld, 1, sums, page.value_dim);
+        continue;
+      }
+      const float low = ToFloat(ToBf16(weights[j] - high));
+      AddValues(&high, value, page.ld, 1, sums, page.value_dim);
+      AddValues(&high, value + page.value_dim, page.ld, 1, sums, page.value_dim);
+      AddValues(&low, value, page.ld, 1, sums, page.value_dim);
+    }
   }
-  AdvanceSoftmax(scratch, count, state, acc, v_dim);
-  AddValues(scratch, v, ldv, count, acc, v_dim);
 }
 
 void WidenBf16(const bf16* src, int64_t ld, int64_t low, int64_t rows, int64_t n, float* dst, int64_t ld_dst) {
@@ -280,7 +295,7 @@ constinit const KernelTable kScalarTable = {
     .max_finite = MaxFinite,
     .exp_sum = ExpSum,
     .mla_absorbed = MlaAbsorbed,
-    .attention_expanded = AttentionExpanded,
+    .attend_page = AttendPage,
     .widen_bf16 = WidenBf16,
     .widen_f8 = WidenF8,
     .attend = Attend,

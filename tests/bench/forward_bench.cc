@@ -1,6 +1,6 @@
 // The forward pass on the host device: decode at batch 1, 2, 4, 6 behind a context, beside a plain read of the very weights that the step read (what a
 // step can't be faster than), and prefill in one pass, beside the cores' BF16 peak. Medians.
-// Usage: forward_bench [MODEL_DIR] [--threads N] [--isa NAME] [--terms 1|2] [--spin-us N] [--shards S] [--context N] [--steps N] [--prefill N] [--batch N]
+// Usage: forward_bench [MODEL_DIR] [--threads N] [--isa NAME] [--terms 1|2] [--spin-us N] [--shards S] [--context N] [--steps N] [--prefill N] [--passes N] [--batch N]
 //        [--overlap joint|plain|alternate|auto]   auto compares the orders of a step in turn, 24 steps long
 // MODEL_DIR: a Hugging Face directory, loaded into an image first; fable-moe of the source tree if absent. Never run by ctest.
 #include <algorithm>
@@ -25,6 +25,7 @@ struct Flags {
   int64_t context = 128;
   int64_t steps = 32;
   int64_t prefill = 512;
+  int64_t passes = 3;  // of prefill, behind one that warms up
   std::vector<size_t> batches = {1, 2, 4, 6};
 };
 
@@ -82,7 +83,7 @@ absl::Status Run(Flags flags) {
   TestStream prompt = harness->NewStream(flags.prefill);
   const std::vector<int32_t> ids = Ids(flags.prefill, 1, harness->vocab());
   std::vector<double> seconds, peaks;
-  for (int round = 0; round < 4; ++round) {
+  for (int64_t round = 0; round <= flags.passes; ++round) {
     prompt.length = 0;
     peaks.push_back(DotPeak(pool));
     const int64_t begin = MonotonicNowNs();
@@ -152,6 +153,8 @@ int main(int argc, char** argv) {
       flags.context = std::atol(value);
     } else if (name == "--steps") {
       flags.steps = std::atol(value);
+    } else if (name == "--passes") {
+      flags.passes = std::atol(value);
     } else if (name == "--batch") {
       flags.batches = {static_cast<size_t>(std::atol(value))};
     } else if (name == "--prefill") {

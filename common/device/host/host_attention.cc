@@ -11,14 +11,15 @@
 namespace hearth {
 namespace {
 
-// Rows of one sequence that share an expansion of keys and values: bounds the accumulators to 256 * v_dim floats a thread.
-constexpr int64_t kQueryBlock = 256;
+// Rows of one sequence that share an expansion of keys and values, which costs as much as the attention of some 400 rows to a page: as many as leave
+// each thread some tasks, within these. The most bounds a task's queries and sums to 4096 * (key_dim + 2 * v_dim) BF16 numbers.
+constexpr int64_t kQueryBlockMin = 256;
+constexpr int64_t kQueryBlockMax = 4096;
 // Heads that share a read of the cached latent in decode: as many as leave each thread some tasks, within these. A head's sums do not depend on its
 // neighbours.
 constexpr int64_t kHeadGroupMin = 4;
 constexpr int64_t kHeadGroupMax = 32;
 constexpr int64_t kTasksPerThread = 3;
-constexpr int kTerms = 2;  // the most there are
 
 void Normalise(const SoftmaxState& state, float* sums, int64_t n) {
   const float scale = 1.0f / state.sum;
@@ -35,35 +36,33 @@ void StoreResult(const MlaAttentionArgs& a, const float* values, int64_t row, in
   }
 }
 
-int64_t KeyDim(const MlaAttentionArgs& a) { return a.terms == 1 ? a.nope : 3 * a.nope + 2 * a.rope_dim; }
-
-// out [KeyDim + rope]
-void WriteQuery(const bf16* high, const bf16* low, const MlaAttentionArgs& a, bf16* out) {
-  if (a.terms > 1) {
-    out = std::copy_n(high, a.nope, out);
-    out = std::copy_n(low, a.nope, out);
-    out = std::copy_n(high, a.nope, out);
-    out = std::copy_n(low + a.nope, a.rope_dim, out);
-    out = std::copy_n(high + a.nope, a.rope_dim, out);
-    std::copy_n(high + a.nope, a.rope_dim, out);
-  } else {
-    std::copy_n(high, a.nope + a.rope_dim, out);
-  }
+// Elements of a key and a query in the expanded form, made even.
+int64_t KeyDim(const MlaAttentionArgs& a) {
+  const int64_t dim = a.terms == 1 ? a.nope + a.rope_dim : 3 * (a.nope + a.rope_dim);
+  return dim + dim % 2;
 }
 
-// expanded [nope + v]; rope, rope_low: terms of the cached rotary key; out [KeyDim + terms * v]
+// out [KeyDim], which is zero
+void WriteQuery(const bf16* high, const bf16* low, const MlaAttentionArgs& a, bf16* out) {
+  const int64_t head_dim = a.nope + a.rope_dim;
+  out = std::copy_n(high, head_dim, out);
+  if (a.terms == 1) return;
+  out = std::copy_n(low, head_dim, out);
+  std::copy_n(high, head_dim, out);
+}
+
+// expanded [nope + v]; rope, rope_low: terms of the cached rotary key; out [KeyDim + terms * v], which is zero where nothing is written
 void WriteKeyValue(const KernelTable& kernels, const float* expanded, const bf16* rope, const bf16* rope_low, const MlaAttentionArgs& a, bf16* out) {
-  if (a.terms == 1) {
-    kernels.to_bf16(expanded, out, a.nope + a.v_dim);
-    return;
+  const int64_t head_dim = a.nope + a.rope_dim;
+  kernels.to_bf16(expanded, out, a.nope);
+  std::copy_n(rope, a.rope_dim, out + a.nope);
+  if (a.terms > 1) {
+    std::copy_n(out, head_dim, out + head_dim);
+    bf16* low = out + 2 * head_dim;
+    for (int64_t i = 0; i < a.nope; ++i) low[i] = hearth::ToBf16(expanded[i] - ToFloat(out[i]));
+    std::copy_n(rope_low, a.rope_dim, low + a.nope);
   }
-  for (int64_t i = 0; i < a.nope; ++i) {
-    out[i] = out[a.nope + i] = hearth::ToBf16(expanded[i]);
-    out[2 * a.nope + i] = hearth::ToBf16(expanded[i] - ToFloat(out[i]));
-  }
-  std::copy_n(rope, a.rope_dim, out + 3 * a.nope);
-  std::copy_n(rope_low, a.rope_dim, out + 3 * a.nope + a.rope_dim);
-  SplitTerms(kernels, expanded + a.nope, a.v_dim, a.terms, out + 3 * a.nope + 2 * a.rope_dim);
+  SplitTerms(kernels, expanded + a.nope, a.v_dim, a.terms, out + KeyDim(a));
 }
 
 // A head's half of kv_b that gives values.
@@ -95,8 +94,7 @@ void HostOps::MlaAttention(Stream& stream, const MlaAttentionArgs& args) {
 }
 
 // Two terms go through the same kernel as longer vectors, q . k = q_high . k_high + q_low . k_high + q_high . k_low (the fourth product is 2^-18 of the sum):
-//   query [nope high | nope low | nope high | rope low | rope high | rope high], key [high | high | low | rope high | rope low] and the page's rope high;
-//   value [high | low], whose sums are added.
+//   query [high | low | high], key [high | high | low]; values the kernel takes in terms.
 // A task expands one head's keys and values page by page, and walks each with all queries of its block. Nothing depends on where a block or a
 // chunk begins: a query sees whole pages in order, the last one cut at its own position.
 void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
@@ -107,10 +105,13 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
   };
   std::vector<Block> blocks;
   int64_t work = 0;
+  int64_t rows = 0;
+  for (int64_t s = 0; s < a.num_sequences; ++s) rows += a.sequences[s].num_rows;
+  const int64_t query_block = std::clamp(rows * a.heads / (kTasksPerThread * pool_.num_threads()), kQueryBlockMin, kQueryBlockMax);
   for (int64_t s = 0; s < a.num_sequences; ++s) {
     const KvSequence& sequence = a.sequences[s];
-    for (int64_t begin = 0; begin < sequence.num_rows; begin += kQueryBlock) {
-      const int64_t count = std::min(kQueryBlock, sequence.num_rows - begin);
+    for (int64_t begin = 0; begin < sequence.num_rows; begin += query_block) {
+      const int64_t count = std::min(query_block, sequence.num_rows - begin);
       blocks.push_back({&sequence, begin, count});
       work += (sequence.start_position + begin + count) * (a.rank + count);
     }
@@ -123,8 +124,10 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
   const int cached_terms = pages.f8() ? 1 : a.terms;
   const int64_t row_elements = cached_terms * width;
   const std::vector<bf16> no_low(static_cast<size_t>(a.rope_dim));
-  const int64_t key_dim = KeyDim(a);  // without the rotary part that is read from the page
-  const int64_t value_dim = a.terms * a.v_dim;
+  const int64_t key_dim = KeyDim(a);
+  const int64_t row_dim = key_dim + a.terms * a.v_dim;  // a key and its value
+  const int64_t sums_dim = CeilDiv(a.v_dim, 16) * 16;
+  const int64_t block_rows = std::min(query_block, rows);
 
   pool_.ParallelFor(Parallel(work * a.heads * kv_dim), static_cast<int64_t>(blocks.size()) * a.heads, [&](int64_t task, int worker) {
     const Block& block = blocks[static_cast<size_t>(task / a.heads)];
@@ -133,28 +136,30 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
     const int64_t first_position = sequence.start_position + block.begin;
     const int64_t end_position = first_position + block.count;
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
-    scratch.Reserve(Scratch::Bytes<float>(kPageTokens * kv_dim) + Scratch::Bytes<bf16>(kPageTokens * (key_dim + value_dim)) +
-                    Scratch::Bytes<SoftmaxState>(kQueryBlock) + Scratch::Bytes<float>(kQueryBlock * value_dim) + Scratch::Bytes<float>(kPageTokens) +
-                    Scratch::Bytes<bf16>(kQueryBlock * (key_dim + a.rope_dim)) +
+    scratch.Reserve(Scratch::Bytes<float>(kPageTokens * kv_dim) + Scratch::Bytes<bf16>(kPageTokens * row_dim) +
+                    Scratch::Bytes<float>(AttendPageScratch(key_dim, a.v_dim)) + Scratch::Bytes<SoftmaxState>(block_rows) +
+                    Scratch::Bytes<float>(block_rows * sums_dim) + Scratch::Bytes<bf16>(block_rows * key_dim) +
                     Scratch::Bytes<float>(LinearTermsScratch(kPageTokens, kv_dim, cached_terms)) + Scratch::Bytes<float>(TransposedKeyFloats(a)) +
                     Scratch::Bytes<float>(a.nope) +
                     (pages.f8() ? Scratch::Bytes<float>(kPageTokens * width) + Scratch::Bytes<bf16>(kPageTokens * width) : 0));
     float* transposed = scratch.Take<float>(TransposedKeyFloats(a));
     float* key_row = scratch.Take<float>(a.nope);
     float* expanded = scratch.Take<float>(kPageTokens * kv_dim);
-    bf16* keys_values = scratch.Take<bf16>(kPageTokens * (key_dim + value_dim));
-    SoftmaxState* states = scratch.Take<SoftmaxState>(kQueryBlock);
-    float* sums = scratch.Take<float>(kQueryBlock * value_dim);
-    float* scores = scratch.Take<float>(kPageTokens);
-    bf16* queries = scratch.Take<bf16>(kQueryBlock * (key_dim + a.rope_dim));
+    bf16* keys_values = scratch.Take<bf16>(kPageTokens * row_dim);
+    float* tiles = scratch.Take<float>(AttendPageScratch(key_dim, a.v_dim));
+    SoftmaxState* states = scratch.Take<SoftmaxState>(block_rows);
+    float* sums = scratch.Take<float>(block_rows * sums_dim);
+    bf16* queries = scratch.Take<bf16>(block_rows * key_dim);
     float* products = scratch.Take<float>(LinearTermsScratch(kPageTokens, kv_dim, cached_terms));
     float* widened = pages.f8() ? scratch.Take<float>(kPageTokens * width) : nullptr;
     bf16* narrowed = pages.f8() ? scratch.Take<bf16>(kPageTokens * width) : nullptr;
     std::fill_n(states, block.count, SoftmaxState{});
-    std::fill_n(sums, block.count * value_dim, 0.0f);
+    std::fill_n(sums, block.count * sums_dim, 0.0f);
+    std::fill_n(queries, block.count * key_dim, bf16{});
+    std::fill_n(keys_values, kPageTokens * row_dim, bf16{});
     for (int64_t i = 0; i < block.count; ++i) {
       const bf16* high = a.q + ((sequence.first_row + block.begin + i) * a.terms * a.heads + head) * head_dim;
-      WriteQuery(high, high + a.heads * head_dim, a, queries + i * (key_dim + a.rope_dim));
+      WriteQuery(high, high + a.heads * head_dim, a, queries + i * key_dim);
     }
 
     const WeightView keys = KeyRows(a, head, transposed, key_row);
@@ -173,26 +178,25 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
       LinearTerms(kernels_.gemm, values, cached, width, filled, cached_terms, expanded + a.nope, kv_dim, 0, a.v_dim, products);
       for (int64_t j = 0; j < filled; ++j) {
         const bf16* rope = cached + j * row_elements + a.rank;
-        WriteKeyValue(kernels_, expanded + j * kv_dim, rope, cached_terms > 1 ? rope + width : no_low.data(), a,
-                      keys_values + j * (key_dim + value_dim));
+        WriteKeyValue(kernels_, expanded + j * kv_dim, rope, cached_terms > 1 ? rope + width : no_low.data(), a, keys_values + j * row_dim);
       }
-      const int64_t skip = std::max<int64_t>(0, a.skip - page_begin);
-      const bf16* first = keys_values + skip * (key_dim + value_dim);
-      for (int64_t i = std::max<int64_t>(0, page_begin - first_position); i < block.count; ++i) {
-        const int64_t seen = std::min(kPageTokens, first_position + i - page_begin + 1) - skip;
-        kernels_.attention_expanded(queries + i * (key_dim + a.rope_dim), first, key_dim + value_dim, cached + skip * row_elements + a.rank,
-                                    row_elements, first + key_dim, key_dim + value_dim, seen, key_dim, a.rope_dim, value_dim, a.softmax_scale,
-                                    &states[i], sums + i * value_dim, scores);
-      }
+      const int64_t first = std::max<int64_t>(0, page_begin - first_position);  // query that sees of the page
+      kernels_.attend_page({.keys = keys_values,
+                            .values = keys_values + key_dim,
+                            .ld = row_dim,
+                            .count = filled,
+                            .skip = std::clamp<int64_t>(a.skip - page_begin, 0, filled),
+                            .key_dim = key_dim,
+                            .value_dim = a.v_dim,
+                            .terms = a.terms,
+                            .scale = a.softmax_scale},
+                           queries + first * key_dim, block.count - first, first_position + first - page_begin + 1, states + first,
+                           sums + first * sums_dim, sums_dim, tiles);
     }
     for (int64_t i = 0; i < block.count; ++i) {
-      const int64_t row = sequence.first_row + block.begin + i;
-      float* values = sums + i * value_dim;
-      if (a.terms > 1) {
-        for (int64_t j = 0; j < a.v_dim; ++j) values[j] += values[a.v_dim + j];
-      }
-      Normalise(states[i], values, a.v_dim);
-      StoreResult(a, values, row, head);
+      float* of_row = sums + i * sums_dim;
+      Normalise(states[i], of_row, a.v_dim);
+      StoreResult(a, of_row, sequence.first_row + block.begin + i, head);
     }
   });
 }
@@ -231,7 +235,7 @@ void HostOps::AttendAbsorbed(const MlaAttentionArgs& a) {
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
     scratch.Reserve(Scratch::Bytes<float>(a.rank) + Scratch::Bytes<float>(heads * width) + Scratch::Bytes<SoftmaxState>(heads) +
                     Scratch::Bytes<float>(heads * a.rank) + Scratch::Bytes<float>(heads * kPageTokens) + Scratch::Bytes<float>(a.v_dim) +
-                    Scratch::Bytes<bf16>(kTerms * a.rank) + Scratch::Bytes<float>(kTerms * a.v_dim) +
+                    Scratch::Bytes<bf16>(kTermsMax * a.rank) + Scratch::Bytes<float>(kTermsMax * a.v_dim) +
                     (plain ? Scratch::Bytes<bf16>(heads * width) : Scratch::Bytes<float>(kPageTokens * width)));
     float* absorbed_low = scratch.Take<float>(a.rank);
     float* queries = scratch.Take<float>(heads * width);  // [heads, rank + rope]
@@ -239,8 +243,8 @@ void HostOps::AttendAbsorbed(const MlaAttentionArgs& a) {
     float* sums = scratch.Take<float>(heads * a.rank);
     float* scores = scratch.Take<float>(heads * kPageTokens);
     float* value = scratch.Take<float>(a.v_dim);
-    bf16* latent = scratch.Take<bf16>(kTerms * a.rank);
-    float* products = scratch.Take<float>(kTerms * a.v_dim);
+    bf16* latent = scratch.Take<bf16>(kTermsMax * a.rank);
+    float* products = scratch.Take<float>(kTermsMax * a.v_dim);
     bf16* plain_queries = plain ? scratch.Take<bf16>(heads * width) : nullptr;  // all latent parts, then all rotary ones
     float* widened = plain ? nullptr : scratch.Take<float>(kPageTokens * width);
 

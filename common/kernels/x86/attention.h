@@ -175,14 +175,5 @@ void MlaAbsorbed(const bf16* q_latent, const bf16* q_rope, const bf16* kv, int64
   AddValues<Path>(scratch, kv, ldkv, count, heads, acc, rank);
 }
 
-template <class Path>
-void AttentionExpanded(const bf16* q, const bf16* k, int64_t ldk, const bf16* k_rope, int64_t ld_rope, const bf16* v, int64_t ldv, int64_t count,
-                       int64_t nope, int64_t rope, int64_t v_dim, float scale, SoftmaxState* state, float* acc, float* scratch) {
-  const KeyPiece pieces[2] = {{q, 0, k, ldk, nope}, {q + nope, 0, k_rope, ld_rope, rope}};
-  Scores<Path>(pieces, 1, count, scale, scratch);
-  AdvanceSoftmax<typename Path::V>(scratch, count, state, acc, v_dim);
-  AddValues<Path>(scratch, v, ldv, count, 1, acc, v_dim);
-}
-
 }  // namespace
 }  // namespace hearth

@@ -1,5 +1,6 @@
 // The path for CPUs with AVX-512 F, BW, VL, DQ but no BF16 products: everything in F32, sixteen lanes.
 // Room: common/kernels. Compiled with its own flags (CMakeLists.txt); isa_local.h has the rules of this folder.
+#include "common/kernels/x86/attend_page.h"
 #include "common/kernels/x86/block_f32_dots.h"
 #include "common/kernels/x86/f32_dots.h"
 #include "common/kernels/x86/gemm_f32.h"
@@ -20,6 +21,8 @@ struct Avx512Path {
   using Block = BlockInF32<V, kDType>;
   template <class Path>
   static constexpr LinearKernel* kGemm = GemmInF32<Path>;
+  template <class Path>
+  using Page = F32Page<Path>;
   static constexpr int kRowsOne = 8;
   static constexpr int kRows = 4;
   static constexpr int kTokens = 4;

@@ -1,6 +1,7 @@
 // The path for CPUs with AVX-512 F, BW, VL, DQ, VBMI and BF16: FP8 and BF16 weights by VDPBF16PS, the rest as in
 // avx512.cc. Room: common/kernels. Compiled with its own flags (CMakeLists.txt); isa_local.h has the rules of this
 // folder.
+#include "common/kernels/x86/attend_page_bf16.h"
 #include "common/kernels/x86/bf16_dots.h"
 #include "common/kernels/x86/block_bf16_dots.h"
 #include "common/kernels/x86/f32_dots.h"
@@ -22,6 +23,8 @@ struct Avx512Bf16Path {
   using Block = BlockInBf16<kDType>;
   template <class Path>
   static constexpr LinearKernel* kGemm = GemmWithBlocks<Path>;
+  template <class Path>
+  using Page = DotPage;
   static constexpr int kRowsOne = 8;
   static constexpr int kRows = 4;
   static constexpr int kTokens = 4;

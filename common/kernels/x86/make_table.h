@@ -4,6 +4,7 @@
 
 #include "common/kernels/tables.h"
 #include "common/kernels/x86/attend.h"
+#include "common/kernels/x86/attend_page.h"
 #include "common/kernels/x86/attention.h"
 #include "common/kernels/x86/elementwise.h"
 #include "common/kernels/x86/isa_local.h"
@@ -29,7 +30,7 @@ struct TableOf {
       .max_finite = MaxFinite<V>,
       .exp_sum = ExpSum<V>,
       .mla_absorbed = MlaAbsorbed<Path>,
-      .attention_expanded = AttentionExpanded<Path>,
+      .attend_page = AttendPage<Path>,
       .widen_bf16 = WidenBf16<V>,
       .widen_f8 = WidenF8<V>,
       .attend = Attend<Path>,

@@ -44,6 +44,11 @@ struct Vec256 {
     const F sums = _mm256_hadd_ps(_mm256_hadd_ps(a, b), _mm256_hadd_ps(c, d));
     return _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
   }
+  static HEARTH_INLINE float ReduceMax(F x) {
+    const __m128 b = _mm_max_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+    const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+  }
   static HEARTH_INLINE float Lane0(F x) { return _mm256_cvtss_f32(x); }
 
   static HEARTH_INLINE void Transpose(F (&rows)[kLanes]) {

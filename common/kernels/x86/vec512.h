@@ -54,6 +54,12 @@ struct Vec512 {
     const __m256 sums = _mm256_hadd_ps(_mm256_hadd_ps(Fold(a), Fold(b)), _mm256_hadd_ps(Fold(c), Fold(d)));
     return _mm_add_ps(_mm256_castps256_ps128(sums), _mm256_extractf128_ps(sums, 1));
   }
+  static HEARTH_INLINE float ReduceMax(F x) {
+    const __m256 a = _mm256_max_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+    const __m128 b = _mm_max_ps(_mm256_castps256_ps128(a), _mm256_extractf128_ps(a, 1));
+    const __m128 c = _mm_max_ps(b, _mm_movehl_ps(b, b));
+    return _mm_cvtss_f32(_mm_max_ss(c, _mm_movehdup_ps(c)));
+  }
   static HEARTH_INLINE float Lane0(F x) { return _mm512_cvtss_f32(x); }
 
   // rows[i][j] and rows[j][i] change places.
