@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <vector>
 
+#include "common/device/host/attention_spans.h"
 #include "common/device/host/host_ops.h"
 #include "common/device/host/kv_rows.h"
 #include "common/device/host/row_list.h"
@@ -13,6 +14,7 @@ namespace {
 
 // Queries of a task, all of one KV head: what a page's keys and values are widened for once, bounded by their sums' place in the second-level cache.
 constexpr int64_t kQueriesAtOnce = 192;
+constexpr int64_t kTasksPerThread = 3;
 
 void AddBias(const float* bias, float* x, int64_t n) {
   if (bias == nullptr) return;
@@ -67,21 +69,138 @@ void HostOps::GqaWriteKv(Stream& stream, const GqaWriteKvArgs& a) {
   });
 }
 
+namespace {
+
+// Rows [begin, begin + count) of a sequence.
+struct Block {
+  const KvSequence* sequence;
+  int64_t begin;
+  int64_t count;
+  int64_t first_position() const { return sequence->start_position + begin; }
+  int64_t end_position() const { return first_position() + count; }
+};
+
+// Sums of queries [count * group]: states, and values [queries, head_dim].
+struct GroupSums {
+  SoftmaxState* states;
+  float* values;
+
+  void Clear(int64_t queries, int64_t dim) const {
+    std::fill_n(states, queries, SoftmaxState{});
+    std::fill_n(values, queries * dim, 0.0f);
+  }
+};
+
+void Fold(const GroupSums& span, int64_t queries, int64_t dim, const GroupSums& total) {
+  for (int64_t q = 0; q < queries; ++q) FoldSpan({span.states + q, span.values + q * dim}, dim, {total.states + q, total.values + q * dim});
+}
+
+// A block's queries of one KV head.
+class GroupedHeads {
+ public:
+  GroupedHeads(const KernelTable& kernels, const GqaAttentionArgs& args, const Block& block, int64_t kv_head)
+      : kernels_(kernels),
+        a_(args),
+        block_(block),
+        kv_head_(kv_head),
+        group_(args.heads / args.kv_heads),
+        queries_(block.count * group_),
+        cached_(*args.kv, args.layer, args.kv_heads, args.head_dim, args.terms) {}
+
+  int64_t queries() const { return queries_; }
+  static size_t SumsBytes(int64_t queries, int64_t dim) { return Scratch::Bytes<SoftmaxState>(queries) + Scratch::Bytes<float>(queries * dim); }
+  static GroupSums TakeSums(int64_t queries, int64_t dim, Scratch& scratch) {
+    SoftmaxState* states = scratch.Take<SoftmaxState>(queries);
+    return {states, scratch.Take<float>(queries * dim)};
+  }
+  size_t QueryBytes() const {
+    return 2 * Scratch::Bytes<float>(kPageTokens * a_.head_dim) + Scratch::Bytes<float>(queries_ * a_.head_dim) +
+           Scratch::Bytes<float>(queries_ * kPageTokens);
+  }
+
+  void CopyQueries(Scratch& scratch) {
+    const int64_t dim = a_.head_dim;
+    keys_ = scratch.Take<float>(kPageTokens * dim);
+    values_ = scratch.Take<float>(kPageTokens * dim);
+    copied_ = scratch.Take<float>(queries_ * dim);
+    scores_ = scratch.Take<float>(queries_ * kPageTokens);
+    for (int64_t i = 0; i < block_.count; ++i) {
+      std::copy_n(a_.q + (RowOf(i) * a_.heads + kv_head_ * group_) * dim, group_ * dim, copied_ + i * group_ * dim);
+    }
+  }
+
+  // The positions of one span that the rows see, into sums that were cleared.
+  void Walk(int64_t span, const GroupSums& sums) const {
+    const int64_t dim = a_.head_dim;
+    const int64_t end_position = std::min((span + 1) * kSpanTokens, block_.end_position());
+    for (int64_t page_begin = span * kSpanTokens; page_begin < end_position; page_begin += kPageTokens) {
+      const int64_t skip = std::max<int64_t>(0, a_.skip - page_begin);
+      const int64_t filled = std::min(kPageTokens, end_position - page_begin);
+      const int32_t page = block_.sequence->pages[page_begin / kPageTokens];
+      cached_.Widen(kernels_, page, HeadRows::Part::kKeys, kv_head_, filled, keys_);
+      cached_.Widen(kernels_, page, HeadRows::Part::kValues, kv_head_, filled, values_);
+      // Rows [row, row + rows) of the block against the first `seen` positions of the widened page, without those that are skipped.
+      const auto attend = [&](int64_t row, int64_t rows, int64_t seen) {
+        const int64_t q = row * group_;
+        kernels_.attend(copied_ + q * dim, rows * group_, keys_ + skip * dim, dim, values_ + skip * dim, dim, seen - skip, dim, dim, a_.softmax_scale,
+                        sums.states + q, sums.values + q * dim, scores_);
+      };
+      // Rows within this page see a part of it each, rows behind it all of it.
+      int64_t i = std::max<int64_t>(0, page_begin - block_.first_position());
+      for (; i < block_.count && block_.first_position() + i + 1 < page_begin + kPageTokens; ++i)
+        attend(i, 1, block_.first_position() + i - page_begin + 1);
+      if (i < block_.count) attend(i, block_.count - i, kPageTokens);
+    }
+  }
+
+  // Normalises and writes the result.
+  void Finish(const GroupSums& sums) const {
+    const int64_t dim = a_.head_dim;
+    for (int64_t q = 0; q < queries_; ++q) {
+      float* sum = sums.values + q * dim;
+      const float factor = 1.0f / sums.states[q].sum;
+      for (int64_t c = 0; c < dim; ++c) sum[c] *= factor;
+    }
+    // Heads of a group lie beside each other in the result, a row's terms `heads * dim` apart.
+    for (int64_t i = 0; i < block_.count; ++i) {
+      const float* from = sums.values + i * group_ * dim;
+      bf16* high = a_.out + (RowOf(i) * a_.terms * a_.heads + kv_head_ * group_) * dim;
+      bf16* low_out = high + a_.heads * dim;
+      for (int64_t c = 0; c < group_ * dim; ++c) {
+        high[c] = hearth::ToBf16(from[c]);
+        if (a_.terms > 1) low_out[c] = hearth::ToBf16(from[c] - ToFloat(high[c]));
+      }
+    }
+  }
+
+ private:
+  int64_t RowOf(int64_t i) const { return block_.sequence->first_row + block_.begin + i; }
+
+  const KernelTable& kernels_;
+  const GqaAttentionArgs& a_;
+  const Block& block_;
+  const int64_t kv_head_, group_, queries_;
+  const HeadRows cached_;
+  float* keys_ = nullptr;    // [64, head_dim]: a page's
+  float* values_ = nullptr;  // [64, head_dim]
+  float* copied_ = nullptr;  // [queries, head_dim]
+  float* scores_ = nullptr;
+};
+
+}  // namespace
+
 // A task takes some rows of one sequence and the query heads of one KV head through the pages in order. Nothing depends on where its rows begin: a query
 // sees whole pages, the last one cut at its own position, and the sums of the queries that walk together are their own.
 void HostOps::GqaAttention(Stream& stream, const GqaAttentionArgs& a) {
-  if (!static_cast<HostStream&>(stream).alive()) return;
-  struct Block {
-    const KvSequence* sequence;
-    int64_t begin;  // row inside the sequence
-    int64_t count;
-  };
-  const int64_t group = a.heads / a.kv_heads;
+  HostStream& host = static_cast<HostStream&>(stream);
+  if (!host.alive()) return;
+  const int64_t group = a.heads / a.kv_heads, dim = a.head_dim;
   const int64_t block_rows = std::max<int64_t>(1, kQueriesAtOnce / group);
   std::vector<Block> blocks;
-  int64_t work = 0;
+  int64_t most_positions = 0, work = 0;
   for (int64_t s = 0; s < a.num_sequences; ++s) {
     const KvSequence& sequence = a.sequences[s];
+    most_positions = std::max(most_positions, sequence.start_position + sequence.num_rows);
     // The last rows see most: they go first, so that no thread begins the longest task when others end.
     for (int64_t end = sequence.num_rows; end > 0; end -= block_rows) {
       const int64_t begin = std::max<int64_t>(0, end - block_rows);
@@ -89,66 +208,54 @@ void HostOps::GqaAttention(Stream& stream, const GqaAttentionArgs& a) {
       work += (sequence.start_position + end) * (end - begin);
     }
   }
-  const int64_t dim = a.head_dim;
-  const HeadRows cached(*a.kv, a.layer, a.kv_heads, dim, a.terms);
+  const int64_t tasks = static_cast<int64_t>(blocks.size()) * a.kv_heads;
+  const int64_t parts = SpanParts(most_positions, tasks, kTasksPerThread * pool_.num_threads());
 
-  pool_.ParallelFor(Parallel(2 * work * a.heads * dim), static_cast<int64_t>(blocks.size()) * a.kv_heads, [&](int64_t task, int worker) {
+  // With several parts each span's sums are kept: of [tasks, spans, queries].
+  const int64_t spans = parts > 1 ? NumSpans(most_positions) : 0;
+  const int64_t kept_queries = tasks * spans * block_rows * group;
+  host.scratch.Reserve(GroupedHeads::SumsBytes(kept_queries, dim));
+  const GroupSums kept = GroupedHeads::TakeSums(kept_queries, dim, host.scratch);
+  const auto kept_of = [&](int64_t task, int64_t span) {
+    const int64_t first = (task * spans + span) * block_rows * group;
+    return GroupSums{kept.states + first, kept.values + first * dim};
+  };
+  const bool parallel = Parallel(2 * work * a.heads * dim);
+
+  pool_.ParallelFor(parallel, tasks * parts, [&](int64_t task_part, int worker) {
+    const int64_t task = task_part / parts;
     const Block& block = blocks[static_cast<size_t>(task / a.kv_heads)];
-    const int64_t kv_head = task % a.kv_heads;
-    const KvSequence& sequence = *block.sequence;
-    const int64_t first_position = sequence.start_position + block.begin;
-    const int64_t end_position = first_position + block.count;
-    const int64_t queries_count = block.count * group;
-
+    GroupedHeads own(kernels_, a, block, task % a.kv_heads);
+    const Spans own_spans = SpansOf(block.end_position(), task_part % parts, parts);
+    if (own_spans.begin == own_spans.end) return;
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
-    scratch.Reserve(2 * Scratch::Bytes<float>(kPageTokens * dim) + 2 * Scratch::Bytes<float>(queries_count * dim) +
-                    Scratch::Bytes<SoftmaxState>(queries_count) + Scratch::Bytes<float>(queries_count * kPageTokens));
-    float* keys = scratch.Take<float>(kPageTokens * dim);
-    float* values = scratch.Take<float>(kPageTokens * dim);
-    float* queries = scratch.Take<float>(queries_count * dim);
-    float* sums = scratch.Take<float>(queries_count * dim);
-    SoftmaxState* states = scratch.Take<SoftmaxState>(queries_count);
-    float* scores = scratch.Take<float>(queries_count * kPageTokens);
-    const auto row_of = [&](int64_t i) { return sequence.first_row + block.begin + i; };
-    for (int64_t i = 0; i < block.count; ++i) {
-      std::copy_n(a.q + (row_of(i) * a.heads + kv_head * group) * dim, group * dim, queries + i * group * dim);
-    }
-    std::fill_n(states, queries_count, SoftmaxState{});
-    std::fill_n(sums, queries_count * dim, 0.0f);
-
-    // Rows [row, row + rows) of the block against the first `seen` positions of the widened page, without those that are skipped.
-    int64_t skip = 0;
-    const auto attend = [&](int64_t row, int64_t rows, int64_t seen) {
-      const int64_t q = row * group;
-      kernels_.attend(queries + q * dim, rows * group, keys + skip * dim, dim, values + skip * dim, dim, seen - skip, dim, dim, a.softmax_scale,
-                      states + q, sums + q * dim, scores);
-    };
-    for (int64_t page_begin = 0; page_begin < end_position; page_begin += kPageTokens) {
-      skip = std::max<int64_t>(0, a.skip - page_begin);
-      const int64_t filled = std::min(kPageTokens, end_position - page_begin);
-      const int32_t page = sequence.pages[page_begin / kPageTokens];
-      cached.Widen(kernels_, page, HeadRows::Part::kKeys, kv_head, filled, keys);
-      cached.Widen(kernels_, page, HeadRows::Part::kValues, kv_head, filled, values);
-      // Rows within this page see a part of it each, rows behind it all of it.
-      int64_t i = std::max<int64_t>(0, page_begin - first_position);
-      for (; i < block.count && first_position + i + 1 < page_begin + kPageTokens; ++i) attend(i, 1, first_position + i - page_begin + 1);
-      if (i < block.count) attend(i, block.count - i, kPageTokens);
-    }
-    for (int64_t q = 0; q < queries_count; ++q) {
-      float* sum = sums + q * dim;
-      const float factor = 1.0f / states[q].sum;
-      for (int64_t c = 0; c < dim; ++c) sum[c] *= factor;
-    }
-    // Heads of a group lie beside each other in the result, a row's terms `heads * dim` apart.
-    for (int64_t i = 0; i < block.count; ++i) {
-      const float* from = sums + i * group * dim;
-      bf16* high = a.out + (row_of(i) * a.terms * a.heads + kv_head * group) * dim;
-      bf16* low_out = high + a.heads * dim;
-      for (int64_t c = 0; c < group * dim; ++c) {
-        high[c] = hearth::ToBf16(from[c]);
-        if (a.terms > 1) low_out[c] = hearth::ToBf16(from[c] - ToFloat(high[c]));
+    scratch.Reserve(own.QueryBytes() + 2 * GroupedHeads::SumsBytes(own.queries(), dim));
+    own.CopyQueries(scratch);
+    if (parts > 1) {
+      for (int64_t span = own_spans.begin; span < own_spans.end; ++span) {
+        kept_of(task, span).Clear(own.queries(), dim);
+        own.Walk(span, kept_of(task, span));
       }
+      return;
     }
+    const GroupSums total = GroupedHeads::TakeSums(own.queries(), dim, scratch);
+    const GroupSums sums = GroupedHeads::TakeSums(own.queries(), dim, scratch);
+    total.Clear(own.queries(), dim);
+    own.Walk(0, total);
+    for (int64_t span = 1; span < own_spans.end; ++span) {
+      sums.Clear(own.queries(), dim);
+      own.Walk(span, sums);
+      Fold(sums, own.queries(), dim, total);
+    }
+    own.Finish(total);
+  });
+  if (parts == 1) return;
+
+  pool_.ParallelFor(parallel, tasks, [&](int64_t task, int) {
+    const Block& block = blocks[static_cast<size_t>(task / a.kv_heads)];
+    const GroupedHeads own(kernels_, a, block, task % a.kv_heads);
+    for (int64_t span = 1; span < NumSpans(block.end_position()); ++span) Fold(kept_of(task, span), own.queries(), dim, kept_of(task, 0));
+    own.Finish(kept_of(task, 0));
   });
 }
 

@@ -51,7 +51,7 @@ class HostOps : public Ops {
   void OnEngine(HostStream& stream, absl::FunctionRef<absl::Status(ExpertEngine&)> run);
   void Product(const LinearArgs& args);
   void AttendExpanded(const MlaAttentionArgs& args);
-  void AttendAbsorbed(const MlaAttentionArgs& args);
+  void AttendAbsorbed(HostStream& stream, const MlaAttentionArgs& args);
 
   ThreadPool& pool_;
   const KernelTable& kernels_;

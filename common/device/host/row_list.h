@@ -16,11 +16,11 @@ struct RowAt {
   int64_t position;
 };
 
-// In the stream's scratch memory.
-inline std::pair<const RowAt*, int64_t> ListRows(HostStream& stream, const KvSequence* sequences, int64_t num_sequences) {
+// In the stream's scratch memory, where `more_bytes` may be taken behind it.
+inline std::pair<const RowAt*, int64_t> ListRows(HostStream& stream, const KvSequence* sequences, int64_t num_sequences, size_t more_bytes = 0) {
   int64_t count = 0;
   for (int64_t s = 0; s < num_sequences; ++s) count += sequences[s].num_rows;
-  stream.scratch.Reserve(Scratch::Bytes<RowAt>(count));
+  stream.scratch.Reserve(Scratch::Bytes<RowAt>(count) + more_bytes);
   RowAt* rows = stream.scratch.Take<RowAt>(count);
   int64_t next = 0;
   for (int64_t s = 0; s < num_sequences; ++s) {
