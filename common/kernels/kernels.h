@@ -158,6 +158,9 @@ struct KernelTable {
   //   scratch [queries * 64] f32. A query's sums have an order of their own, whatever others are in the call.
   void (*attend)(const float* q, int64_t queries, const float* k, int64_t ldk, const float* v, int64_t ldv, int64_t count, int64_t key_dim,
                  int64_t value_dim, float scale, SoftmaxState* state, float* acc, float* scratch);
+  // The same over rows of plain BF16 as they lie in a page: the bits of widen_bf16 and then attend.
+  void (*attend_bf16)(const float* q, int64_t queries, const bf16* k, int64_t ldk, const bf16* v, int64_t ldv, int64_t count, int64_t key_dim,
+                      int64_t value_dim, float scale, SoftmaxState* state, float* acc, float* scratch);
 };
 
 // The paths in ascending order of preference.

@@ -661,6 +661,33 @@ TEST_P(KernelsTest, WidenF8IsExact) {
   }
 }
 
+// Rounds to BF16, in place too.
+GuardedArray<bf16> Narrowed(GuardedArray<float>* x) {
+  GuardedArray<bf16> out(x->size());
+  for (int64_t i = 0; i < x->size(); ++i) {
+    out[i] = ToBf16((*x)[i]);
+    (*x)[i] = ToFloat(out[i]);
+  }
+  return out;
+}
+
+// attend_bf16 over these rows leaves the bits of `state` and `acc`.
+void ExpectBf16RowsGiveTheSame(const KernelTable& kernels, const float* q, int64_t queries, const GuardedArray<bf16>& keys, int64_t key_dim,
+                               const GuardedArray<bf16>& values, int64_t ldv, int64_t value_dim, int64_t positions, float scale,
+                               const std::vector<SoftmaxState>& state, const GuardedArray<float>& acc) {
+  std::vector<SoftmaxState> states(state.size());
+  GuardedArray<float> sums(acc.size()), scratch(queries * 64);
+  for (int64_t j = 0; j < positions; j += 64) {
+    kernels.attend_bf16(q, queries, keys.data() + j * key_dim, key_dim, values.data() + j * ldv, ldv, std::min<int64_t>(64, positions - j), key_dim,
+                        value_dim, scale, states.data(), sums.data(), scratch.data());
+  }
+  for (size_t h = 0; h < state.size(); ++h) {
+    ASSERT_EQ(Bits(states[h].max), Bits(state[h].max));
+    ASSERT_EQ(Bits(states[h].sum), Bits(state[h].sum));
+  }
+  for (int64_t i = 0; i < acc.size(); ++i) ASSERT_EQ(Bits(sums[i]), Bits(acc[i]));
+}
+
 TEST_P(KernelsTest, AttendOverPages) {
   struct Case {
     int64_t queries, key_dim, value_dim, positions;
@@ -672,6 +699,8 @@ TEST_P(KernelsTest, AttendOverPages) {
     const float scale = 2.0f / std::sqrt(static_cast<float>(key_dim));
     GuardedArray<float> q(queries * key_dim), keys(positions * key_dim), own_values(positions * value_dim);
     for (const auto* a : {&q, &keys, &own_values}) FillGaussian(rng_, {a->data(), static_cast<size_t>(a->size())});
+    // Rows that BF16 holds.
+    const GuardedArray<bf16> narrowed_keys = Narrowed(&keys), narrowed_values = Narrowed(&own_values);
     const float* values = shared ? keys.data() : own_values.data();
     const int64_t ldv = shared ? key_dim : value_dim;
     const auto run = [&, q = q.data(), key_dim = key_dim, value_dim = value_dim, positions = positions](int64_t first, int64_t count,
@@ -685,6 +714,8 @@ TEST_P(KernelsTest, AttendOverPages) {
     std::vector<SoftmaxState> state(static_cast<size_t>(queries));
     GuardedArray<float> acc(queries * value_dim);
     run(0, queries, state.data(), acc.data());
+    ExpectBf16RowsGiveTheSame(k(), q.data(), queries, narrowed_keys, key_dim, shared ? narrowed_keys : narrowed_values, ldv, value_dim, positions,
+                              scale, state, acc);
     for (int64_t h = 0; h < queries; ++h) {
       std::vector<double> scores;
       for (int64_t j = 0; j < positions; ++j) {

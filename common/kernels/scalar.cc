@@ -188,8 +188,8 @@ float ExpSum(const float* x, int64_t n, float top, float factor, float* out) {
 float Widened(bf16 x) { return ToFloat(x); }
 float Widened(float x) { return x; }
 
-template <class T>
-float Dot(const T* a, const T* b, int64_t n, float sum) {
+template <class A, class B>
+float Dot(const A* a, const B* b, int64_t n, float sum) {
   for (int64_t i = 0; i < n; ++i) sum += Widened(a[i]) * Widened(b[i]);
   return sum;
 }
@@ -271,8 +271,9 @@ void WidenF8(const uint8_t* codes, int64_t ld, const float* scales, int64_t rows
   }
 }
 
-void Attend(const float* q, int64_t queries, const float* k, int64_t ldk, const float* v, int64_t ldv, int64_t count, int64_t key_dim,
-            int64_t value_dim, float scale, SoftmaxState* state, float* acc, float* scratch) {
+template <class K>
+void Attend(const float* q, int64_t queries, const K* k, int64_t ldk, const K* v, int64_t ldv, int64_t count, int64_t key_dim, int64_t value_dim,
+            float scale, SoftmaxState* state, float* acc, float* scratch) {
   for (int64_t h = 0; h < queries; ++h) {
     float* scores = scratch + h * 64;
     for (int64_t j = 0; j < count; ++j) scores[j] = scale * Dot(q + h * key_dim, k + j * ldk, key_dim, 0.0f);
@@ -298,7 +299,8 @@ constinit const KernelTable kScalarTable = {
     .attend_page = AttendPage,
     .widen_bf16 = WidenBf16,
     .widen_f8 = WidenF8,
-    .attend = Attend,
+    .attend = Attend<float>,
+    .attend_bf16 = Attend<bf16>,
 };
 
 }  // namespace hearth

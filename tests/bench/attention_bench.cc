@@ -1,7 +1,7 @@
 // Attention of a decode step alone, over contexts far larger than the caches: the absorbed form of latent attention (DeepSeek-V3, Kimi-K2) and grouped
 // queries (Qwen3-235B, Mixtral), beside a plain read of the cached bytes by the same threads and the cores' peak of products, all in one run.
-// Usage: attention_bench [--context N] [--rounds R] [--threads N] [--terms 1|2] [--kv bf16|fp8] [--spin-us N] [--isa NAME]
-// Without --context: 4096 and 32768. Never run by ctest.
+// Usage: attention_bench [--shape TEXT] [--context N] [--rounds R] [--threads N] [--terms 1|2] [--kv bf16|fp8] [--spin-us N] [--isa NAME]
+// --shape: only those whose name holds the text. Without --context: 4096 and 32768. Never run by ctest.
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -21,6 +21,7 @@ namespace {
 struct Flags {
   std::vector<int64_t> contexts = {4096, 32768};
   int64_t rounds = 12;
+  std::string shape;
   HostDeviceOptions device;
 };
 
@@ -140,6 +141,7 @@ absl::Status Run(const Flags& flags) {
               device->caps().description.c_str(), peak, static_cast<long>(flags.rounds));
   std::printf("%-28s %5s %8s %10s %10s %12s %12s %9s\n", "shape", "batch", "context", "cached", "time", "plain read", "of the read", "GFLOP/s");
   for (const Shape& shape : kShapes) {
+    if (std::string(shape.name).find(flags.shape) == std::string::npos) continue;
     for (const int64_t context : flags.contexts) {
       for (const int64_t batch : {1, 4}) {
         AttentionOfBatch attention(*device, shape, context, batch);
@@ -173,6 +175,10 @@ int main(int argc, char** argv) {
     if (name == "--context") {
       flags.contexts = {std::atol(value)};
       return flags.contexts[0] > 0;
+    }
+    if (name == "--shape") {
+      flags.shape = value;
+      return true;
     }
     if (name == "--rounds") {
       flags.rounds = std::atol(value);

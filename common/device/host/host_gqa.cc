@@ -137,13 +137,25 @@ class GroupedHeads {
       const int64_t skip = std::max<int64_t>(0, a_.skip - page_begin);
       const int64_t filled = std::min(kPageTokens, end_position - page_begin);
       const int32_t page = block_.sequence->pages[page_begin / kPageTokens];
-      cached_.Widen(kernels_, page, HeadRows::Part::kKeys, kv_head_, filled, keys_);
-      cached_.Widen(kernels_, page, HeadRows::Part::kValues, kv_head_, filled, values_);
-      // Rows [row, row + rows) of the block against the first `seen` positions of the widened page, without those that are skipped.
+      const bf16 *plain_keys = nullptr, *plain_values = nullptr;
+      if (cached_.plain()) {
+        plain_keys = cached_.rows(page, HeadRows::Part::kKeys, kv_head_);
+        plain_values = cached_.rows(page, HeadRows::Part::kValues, kv_head_);
+      } else {
+        cached_.Widen(kernels_, page, HeadRows::Part::kKeys, kv_head_, filled, keys_);
+        cached_.Widen(kernels_, page, HeadRows::Part::kValues, kv_head_, filled, values_);
+      }
+      if (page_begin + kPageTokens < end_position) FetchPage(page_begin / kPageTokens + 1);
+      // Rows [row, row + rows) of the block against the first `seen` positions of the page, without those that are skipped.
       const auto attend = [&](int64_t row, int64_t rows, int64_t seen) {
-        const int64_t q = row * group_;
-        kernels_.attend(copied_ + q * dim, rows * group_, keys_ + skip * dim, dim, values_ + skip * dim, dim, seen - skip, dim, dim, a_.softmax_scale,
-                        sums.states + q, sums.values + q * dim, scores_);
+        const int64_t q = row * group_, at = skip * dim;
+        if (cached_.plain()) {
+          kernels_.attend_bf16(copied_ + q * dim, rows * group_, plain_keys + at, dim, plain_values + at, dim, seen - skip, dim, dim,
+                               a_.softmax_scale, sums.states + q, sums.values + q * dim, scores_);
+        } else {
+          kernels_.attend(copied_ + q * dim, rows * group_, keys_ + at, dim, values_ + at, dim, seen - skip, dim, dim, a_.softmax_scale,
+                          sums.states + q, sums.values + q * dim, scores_);
+        }
       };
       // Rows within this page see a part of it each, rows behind it all of it.
       int64_t i = std::max<int64_t>(0, page_begin - block_.first_position());
@@ -175,6 +187,11 @@ class GroupedHeads {
 
  private:
   int64_t RowOf(int64_t i) const { return block_.sequence->first_row + block_.begin + i; }
+  void FetchPage(int64_t index) const {
+    const int32_t page = block_.sequence->pages[index];
+    cached_.Fetch(page, HeadRows::Part::kKeys, kv_head_);
+    cached_.Fetch(page, HeadRows::Part::kValues, kv_head_);
+  }
 
   const KernelTable& kernels_;
   const GqaAttentionArgs& a_;

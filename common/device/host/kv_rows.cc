@@ -25,14 +25,23 @@ void LatentRows::Widen(const KernelTable& kernels, int32_t page, int64_t count, 
   kernels.widen_bf16(keys, rope_, 0, count, rope_, out + rank_, width);
 }
 
+int64_t HeadRows::RunBytes() const {
+  return kPageTokens * (f8_ ? head_dim_ + static_cast<int64_t>(sizeof(float)) : terms_ * head_dim_ * static_cast<int64_t>(sizeof(bf16)));
+}
+
 uint8_t* HeadRows::Run(int32_t page, Part part, int64_t head) const {
-  const int64_t vector_bytes = f8() ? head_dim_ + static_cast<int64_t>(sizeof(float)) : terms_ * head_dim_ * static_cast<int64_t>(sizeof(bf16));
-  return kv_.layer(page, layer_) + ((part == Part::kValues ? kv_heads_ : 0) + head) * kPageTokens * vector_bytes;
+  return kv_.layer(page, layer_) + ((part == Part::kValues ? kv_heads_ : 0) + head) * RunBytes();
+}
+
+void HeadRows::Fetch(int32_t page, Part part, int64_t head) const {
+  constexpr int64_t kLine = 64;
+  const uint8_t* run = Run(page, part, head);
+  for (int64_t at = 0, bytes = RunBytes(); at < bytes; at += kLine) __builtin_prefetch(run + at);
 }
 
 void HeadRows::Write(const KernelTable& kernels, int32_t page, Part part, int64_t head, int64_t slot, const float* x) const {
   uint8_t* run = Run(page, part, head);
-  if (f8()) {
+  if (f8_) {
     float* scales = reinterpret_cast<float*>(run + kPageTokens * head_dim_);
     scales[slot] = QuantizeF8(x, head_dim_, run + slot * head_dim_);
   } else {
@@ -42,7 +51,7 @@ void HeadRows::Write(const KernelTable& kernels, int32_t page, Part part, int64_
 
 void HeadRows::Widen(const KernelTable& kernels, int32_t page, Part part, int64_t head, int64_t count, float* out) const {
   const uint8_t* run = Run(page, part, head);
-  if (f8()) {
+  if (f8_) {
     kernels.widen_f8(run, head_dim_, reinterpret_cast<const float*>(run + kPageTokens * head_dim_), count, head_dim_, out, head_dim_);
   } else {
     kernels.widen_bf16(reinterpret_cast<const bf16*>(run), terms_ * head_dim_, terms_ > 1 ? head_dim_ : 0, count, head_dim_, out, head_dim_);

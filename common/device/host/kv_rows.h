@@ -15,9 +15,9 @@ namespace hearth {
 class LatentRows {
  public:
   LatentRows(const KvPool& kv, int64_t layer, int64_t rank, int64_t rope, int terms)
-      : kv_(kv), layer_(layer), rank_(rank), rope_(rope), terms_(terms) {}
+      : kv_(kv), layer_(layer), rank_(rank), rope_(rope), terms_(terms), f8_(kv.geometry().dtype == DType::kF8E4M3) {}
 
-  bool f8() const { return kv_.geometry().dtype == DType::kF8E4M3; }
+  bool f8() const { return f8_; }
   // BF16: the page's rows, a token's terms beside each other.
   bf16* rows(int32_t page) const { return reinterpret_cast<bf16*>(kv_.layer(page, layer_)); }
   // FP8: one token.   latent [rank], rotary [rope]
@@ -29,6 +29,7 @@ class LatentRows {
   const KvPool& kv_;
   const int64_t layer_, rank_, rope_;
   const int terms_;
+  const bool f8_;
 };
 
 // Grouped-query attention: [2 (keys, values), kv_heads] runs, each of one head's 64 vectors.
@@ -37,20 +38,26 @@ class HeadRows {
  public:
   enum class Part { kKeys, kValues };
   HeadRows(const KvPool& kv, int64_t layer, int64_t kv_heads, int64_t head_dim, int terms)
-      : kv_(kv), layer_(layer), kv_heads_(kv_heads), head_dim_(head_dim), terms_(terms) {}
+      : kv_(kv), layer_(layer), kv_heads_(kv_heads), head_dim_(head_dim), terms_(terms), f8_(kv.geometry().dtype == DType::kF8E4M3) {}
 
   // One vector.   x [head_dim]
   void Write(const KernelTable& kernels, int32_t page, Part part, int64_t head, int64_t slot, const float* x) const;
+  // Vectors are plain BF16, one behind the other: they may be read as they lie.
+  bool plain() const { return terms_ == 1 && !f8_; }
+  const bf16* rows(int32_t page, Part part, int64_t head) const { return reinterpret_cast<const bf16*>(Run(page, part, head)); }
   // The first `count` vectors, exactly.   out [count, head_dim]
   void Widen(const KernelTable& kernels, int32_t page, Part part, int64_t head, int64_t count, float* out) const;
+  // Asks for a run that is read soon: pages lie anywhere, so hardware prefetchers start anew with each.
+  void Fetch(int32_t page, Part part, int64_t head) const;
 
  private:
-  bool f8() const { return kv_.geometry().dtype == DType::kF8E4M3; }
+  int64_t RunBytes() const;
   uint8_t* Run(int32_t page, Part part, int64_t head) const;
 
   const KvPool& kv_;
   const int64_t layer_, kv_heads_, head_dim_;
   const int terms_;
+  const bool f8_;
 };
 
 }  // namespace hearth

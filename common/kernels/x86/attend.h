@@ -1,4 +1,4 @@
-// Attention in F32 over one run of positions (GQA, absorbed MLA with two BF16 terms), and what makes F32 of a page's rows.
+// Attention in F32 over one run of positions (GQA, absorbed MLA with two BF16 terms), and what makes F32 of a page's rows where those are no plain BF16.
 // A tile of scores is some queries times four positions, whose lanes are added up four at once. A tile that reaches beyond the run takes its last
 // position again, so that every score is a sum of the same shape. Included by the files of this folder only; see isa_local.h.
 #pragma once
@@ -43,8 +43,8 @@ void WidenF8(const uint8_t* codes, int64_t ld, const float* scales, int64_t rows
 }
 
 // scores[t * 64 + 0..3] of T queries, [T, n], and the four positions that `keys` names.
-template <class V, int T>
-__attribute__((noinline)) void AttendTile(const float* q, const float* const (&keys)[kTilePositions], int64_t n, float scale, float* scores) {
+template <class V, int T, class K>
+__attribute__((noinline)) void AttendTile(const float* q, const K* const (&keys)[kTilePositions], int64_t n, float scale, float* scores) {
   typename V::F acc[T][kTilePositions];
 #pragma GCC unroll 8
   for (int t = 0; t < T; ++t) {
@@ -55,7 +55,7 @@ __attribute__((noinline)) void AttendTile(const float* q, const float* const (&k
   for (; c + V::kLanes <= n; c += V::kLanes) {
     typename V::F key[kTilePositions];
 #pragma GCC unroll 8
-    for (int r = 0; r < kTilePositions; ++r) key[r] = V::Load(keys[r] + c);
+    for (int r = 0; r < kTilePositions; ++r) key[r] = LoadValue<V>(keys[r] + c);
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
       const typename V::F query = V::Load(q + t * n + c);
@@ -66,7 +66,7 @@ __attribute__((noinline)) void AttendTile(const float* q, const float* const (&k
   if (c < n) {
     typename V::F key[kTilePositions];
 #pragma GCC unroll 8
-    for (int r = 0; r < kTilePositions; ++r) key[r] = V::LoadN(keys[r] + c, n - c);
+    for (int r = 0; r < kTilePositions; ++r) key[r] = LoadValueN<V>(keys[r] + c, n - c);
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t) {
       const typename V::F query = V::LoadN(q + t * n + c, n - c);
@@ -82,12 +82,12 @@ __attribute__((noinline)) void AttendTile(const float* q, const float* const (&k
 }
 
 // Scores of all queries. What lies behind a query's `count` scores is overwritten, up to the next multiple of four.
-template <class Path>
-void AttendScores(const float* q, int64_t queries, const float* k, int64_t ldk, int64_t count, int64_t n, float scale, float* scores) {
+template <class Path, class K>
+void AttendScores(const float* q, int64_t queries, const K* k, int64_t ldk, int64_t count, int64_t n, float scale, float* scores) {
   using V = typename Path::V;
   // Positions outermost: four keys stay in L1 while all queries meet them.
   for (int64_t j = 0; j < count; j += kTilePositions) {
-    const float* keys[kTilePositions];
+    const K* keys[kTilePositions];
     for (int64_t r = 0; r < kTilePositions; ++r) keys[r] = k + (j + r < count ? j + r : count - 1) * ldk;
     int64_t h = 0;
     for (; h + Path::kQueries <= queries; h += Path::kQueries) AttendTile<V, Path::kQueries>(q + h * n, keys, n, scale, scores + h * kRunMax + j);
@@ -95,9 +95,9 @@ void AttendScores(const float* q, int64_t queries, const float* k, int64_t ldk, 
   }
 }
 
-template <class Path>
-void Attend(const float* q, int64_t queries, const float* k, int64_t ldk, const float* v, int64_t ldv, int64_t count, int64_t key_dim,
-            int64_t value_dim, float scale, SoftmaxState* state, float* acc, float* scratch) {
+template <class Path, class K>
+void Attend(const float* q, int64_t queries, const K* k, int64_t ldk, const K* v, int64_t ldv, int64_t count, int64_t key_dim, int64_t value_dim,
+            float scale, SoftmaxState* state, float* acc, float* scratch) {
   AttendScores<Path>(q, queries, k, ldk, count, key_dim, scale, scratch);
   for (int64_t h = 0; h < queries; ++h) {
     AdvanceSoftmax<typename Path::V>(scratch + h * kRunMax, count, &state[h], acc + h * value_dim, value_dim);

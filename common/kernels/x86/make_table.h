@@ -33,7 +33,8 @@ struct TableOf {
       .attend_page = AttendPage<Path>,
       .widen_bf16 = WidenBf16<V>,
       .widen_f8 = WidenF8<V>,
-      .attend = Attend<Path>,
+      .attend = Attend<Path, float>,
+      .attend_bf16 = Attend<Path, bf16>,
   };
 };
 
