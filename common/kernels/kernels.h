@@ -78,6 +78,13 @@ inline constexpr int64_t AttendPageScratch(int64_t key_dim, int64_t value_dim) {
   return (kAttendPositions * ((key_dim + 127) / 128) + (value_dim + 63) / 64 * 64) * 128;
 }
 
+// What is attended next, for memory to bring while this run is worked on: pages lie anywhere, so hardware prefetchers start anew with each.
+struct NextRuns {
+  const void* first = nullptr;  // keys, or keys and values in one; null: nothing
+  const void* second = nullptr;
+  int64_t bytes_per_position = 0;  // in each
+};
+
 using LinearKernel = void(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin,
                           int64_t row_end);
 
@@ -155,12 +162,12 @@ struct KernelTable {
   // share a key head, and absorbed MLA, whose heads share the latent; everything in F32.
   //   score[h, j] = scale * (q[h] . k[j]);  running softmax, one step a call as in mla_absorbed;  acc[h] += exp(score - max) * v[j]
   //   q [queries, key_dim]; k [count, key_dim], rows ldk apart; v [count, value_dim], rows ldv apart; state [queries]; acc [queries, value_dim];
-  //   scratch [queries * 64] f32. A query's sums have an order of their own, whatever others are in the call.
+  //   scratch [queries * 64] f32. A query's sums have an order of their own, whatever others are in the call. `next` decides no bit.
   void (*attend)(const float* q, int64_t queries, const float* k, int64_t ldk, const float* v, int64_t ldv, int64_t count, int64_t key_dim,
-                 int64_t value_dim, float scale, SoftmaxState* state, float* acc, float* scratch);
+                 int64_t value_dim, float scale, SoftmaxState* state, float* acc, float* scratch, const NextRuns& next);
   // The same over rows of plain BF16 as they lie in a page: the bits of widen_bf16 and then attend.
   void (*attend_bf16)(const float* q, int64_t queries, const bf16* k, int64_t ldk, const bf16* v, int64_t ldv, int64_t count, int64_t key_dim,
-                      int64_t value_dim, float scale, SoftmaxState* state, float* acc, float* scratch);
+                      int64_t value_dim, float scale, SoftmaxState* state, float* acc, float* scratch, const NextRuns& next);
 };
 
 // The paths in ascending order of preference.

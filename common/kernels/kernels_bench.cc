@@ -172,7 +172,7 @@ void AttendPage(benchmark::State& state, Isa isa, const PageShape& shape, int te
       }
     }
     k.attend(q.data(), shape.queries, widened.data(), shape.key_dim, widened.data() + (vectors - 1) * kPositions * shape.key_dim, shape.key_dim,
-             kPositions, shape.key_dim, shape.value_dim, 0.05f, softmax.data(), acc.data(), scratch.data());
+             kPositions, shape.key_dim, shape.value_dim, 0.05f, softmax.data(), acc.data(), scratch.data(), {});
     benchmark::ClobberMemory();
     next = (next + 1) % pages;
   }

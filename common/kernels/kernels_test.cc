@@ -679,7 +679,7 @@ void ExpectBf16RowsGiveTheSame(const KernelTable& kernels, const float* q, int64
   GuardedArray<float> sums(acc.size()), scratch(queries * 64);
   for (int64_t j = 0; j < positions; j += 64) {
     kernels.attend_bf16(q, queries, keys.data() + j * key_dim, key_dim, values.data() + j * ldv, ldv, std::min<int64_t>(64, positions - j), key_dim,
-                        value_dim, scale, states.data(), sums.data(), scratch.data());
+                        value_dim, scale, states.data(), sums.data(), scratch.data(), {});
   }
   for (size_t h = 0; h < state.size(); ++h) {
     ASSERT_EQ(Bits(states[h].max), Bits(state[h].max));
@@ -708,7 +708,7 @@ TEST_P(KernelsTest, AttendOverPages) {
       GuardedArray<float> scratch(count * 64);
       for (int64_t j = 0; j < positions; j += 64) {
         k().attend(q + first * key_dim, count, keys.data() + j * key_dim, key_dim, values + j * ldv, ldv, std::min<int64_t>(64, positions - j),
-                   key_dim, value_dim, scale, state, acc, scratch.data());
+                   key_dim, value_dim, scale, state, acc, scratch.data(), {.first = keys.data(), .bytes_per_position = key_dim});
       }
     };
     std::vector<SoftmaxState> state(static_cast<size_t>(queries));

@@ -273,7 +273,7 @@ void WidenF8(const uint8_t* codes, int64_t ld, const float* scales, int64_t rows
 
 template <class K>
 void Attend(const float* q, int64_t queries, const K* k, int64_t ldk, const K* v, int64_t ldv, int64_t count, int64_t key_dim, int64_t value_dim,
-            float scale, SoftmaxState* state, float* acc, float* scratch) {
+            float scale, SoftmaxState* state, float* acc, float* scratch, const NextRuns&) {
   for (int64_t h = 0; h < queries; ++h) {
     float* scores = scratch + h * 64;
     for (int64_t j = 0; j < count; ++j) scores[j] = scale * Dot(q + h * key_dim, k + j * ldk, key_dim, 0.0f);

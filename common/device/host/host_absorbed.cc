@@ -96,6 +96,7 @@ class AbsorbedHeads {
       const int32_t page = row_.sequence->pages[page_begin / kPageTokens];
       const int64_t skip = std::max<int64_t>(0, a_.skip - page_begin);
       const int64_t end = std::min(kPageTokens, end_position - page_begin);
+      const bool more = page_begin + kPageTokens < end_position;
       if (plain_) {
         kernels_.mla_absorbed(plain_queries_, plain_queries_ + heads_ * a_.rank, pages_.rows(page) + skip * width_, end - skip, heads_, a_.rank,
                               a_.rope_dim, a_.softmax_scale, sums.states, sums.values, scores_);
@@ -103,7 +104,7 @@ class AbsorbedHeads {
         pages_.Widen(kernels_, page, end, widened_);
         const float* rows_seen = widened_ + skip * width_;
         kernels_.attend(queries_, heads_, rows_seen, width_, rows_seen, width_, end - skip, width_, a_.rank, a_.softmax_scale, sums.states,
-                        sums.values, scores_);
+                        sums.values, scores_, more ? pages_.Next(row_.sequence->pages[page_begin / kPageTokens + 1]) : NextRuns{});
       }
     }
   }

@@ -145,23 +145,24 @@ class GroupedHeads {
         cached_.Widen(kernels_, page, HeadRows::Part::kKeys, kv_head_, filled, keys_);
         cached_.Widen(kernels_, page, HeadRows::Part::kValues, kv_head_, filled, values_);
       }
-      if (page_begin + kPageTokens < end_position) FetchPage(page_begin / kPageTokens + 1);
       // Rows [row, row + rows) of the block against the first `seen` positions of the page, without those that are skipped.
-      const auto attend = [&](int64_t row, int64_t rows, int64_t seen) {
+      const auto attend = [&](int64_t row, int64_t rows, int64_t seen, const NextRuns& next) {
         const int64_t q = row * group_, at = skip * dim;
         if (cached_.plain()) {
           kernels_.attend_bf16(copied_ + q * dim, rows * group_, plain_keys + at, dim, plain_values + at, dim, seen - skip, dim, dim,
-                               a_.softmax_scale, sums.states + q, sums.values + q * dim, scores_);
+                               a_.softmax_scale, sums.states + q, sums.values + q * dim, scores_, next);
         } else {
           kernels_.attend(copied_ + q * dim, rows * group_, keys_ + at, dim, values_ + at, dim, seen - skip, dim, dim, a_.softmax_scale,
-                          sums.states + q, sums.values + q * dim, scores_);
+                          sums.states + q, sums.values + q * dim, scores_, next);
         }
       };
       // Rows within this page see a part of it each, rows behind it all of it.
       int64_t i = std::max<int64_t>(0, page_begin - block_.first_position());
       for (; i < block_.count && block_.first_position() + i + 1 < page_begin + kPageTokens; ++i)
-        attend(i, 1, block_.first_position() + i - page_begin + 1);
-      if (i < block_.count) attend(i, block_.count - i, kPageTokens);
+        attend(i, 1, block_.first_position() + i - page_begin + 1, {});
+      const bool more = page_begin + kPageTokens < end_position;
+      const NextRuns next = more ? cached_.Next(block_.sequence->pages[page_begin / kPageTokens + 1], kv_head_) : NextRuns{};
+      if (i < block_.count) attend(i, block_.count - i, kPageTokens, next);
     }
   }
 
@@ -187,12 +188,6 @@ class GroupedHeads {
 
  private:
   int64_t RowOf(int64_t i) const { return block_.sequence->first_row + block_.begin + i; }
-  void FetchPage(int64_t index) const {
-    const int32_t page = block_.sequence->pages[index];
-    cached_.Fetch(page, HeadRows::Part::kKeys, kv_head_);
-    cached_.Fetch(page, HeadRows::Part::kValues, kv_head_);
-  }
-
   const KernelTable& kernels_;
   const GqaAttentionArgs& a_;
   const Block& block_;

@@ -25,6 +25,10 @@ void LatentRows::Widen(const KernelTable& kernels, int32_t page, int64_t count, 
   kernels.widen_bf16(keys, rope_, 0, count, rope_, out + rank_, width);
 }
 
+NextRuns LatentRows::Next(int32_t page) const {
+  return {.first = kv_.layer(page, layer_), .bytes_per_position = static_cast<int64_t>(kv_.geometry().layer_bytes()) / kPageTokens};
+}
+
 int64_t HeadRows::RunBytes() const {
   return kPageTokens * (f8_ ? head_dim_ + static_cast<int64_t>(sizeof(float)) : terms_ * head_dim_ * static_cast<int64_t>(sizeof(bf16)));
 }
@@ -33,10 +37,8 @@ uint8_t* HeadRows::Run(int32_t page, Part part, int64_t head) const {
   return kv_.layer(page, layer_) + ((part == Part::kValues ? kv_heads_ : 0) + head) * RunBytes();
 }
 
-void HeadRows::Fetch(int32_t page, Part part, int64_t head) const {
-  constexpr int64_t kLine = 64;
-  const uint8_t* run = Run(page, part, head);
-  for (int64_t at = 0, bytes = RunBytes(); at < bytes; at += kLine) __builtin_prefetch(run + at);
+NextRuns HeadRows::Next(int32_t page, int64_t head) const {
+  return {.first = Run(page, Part::kKeys, head), .second = Run(page, Part::kValues, head), .bytes_per_position = RunBytes() / kPageTokens};
 }
 
 void HeadRows::Write(const KernelTable& kernels, int32_t page, Part part, int64_t head, int64_t slot, const float* x) const {

@@ -24,6 +24,7 @@ class LatentRows {
   void WriteF8(const KernelTable& kernels, int32_t page, int64_t slot, const float* latent, const float* rotary) const;
   // The first `count` tokens, exactly.   out [count, rank + rope]
   void Widen(const KernelTable& kernels, int32_t page, int64_t count, float* out) const;
+  NextRuns Next(int32_t page) const;
 
  private:
   const KvPool& kv_;
@@ -47,8 +48,7 @@ class HeadRows {
   const bf16* rows(int32_t page, Part part, int64_t head) const { return reinterpret_cast<const bf16*>(Run(page, part, head)); }
   // The first `count` vectors, exactly.   out [count, head_dim]
   void Widen(const KernelTable& kernels, int32_t page, Part part, int64_t head, int64_t count, float* out) const;
-  // Asks for a run that is read soon: pages lie anywhere, so hardware prefetchers start anew with each.
-  void Fetch(int32_t page, Part part, int64_t head) const;
+  NextRuns Next(int32_t page, int64_t head) const;
 
  private:
   int64_t RunBytes() const;

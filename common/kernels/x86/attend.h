@@ -81,14 +81,24 @@ __attribute__((noinline)) void AttendTile(const float* q, const K* const (&keys)
   }
 }
 
+// The bytes of a tile's positions in a run that is read next.
+HEARTH_INLINE void FetchPositions(const void* run, int64_t bytes_per_position, int64_t position) {
+  if (run == nullptr) return;
+  const char* from = static_cast<const char*>(run) + position * bytes_per_position;
+  for (int64_t at = 0; at < kTilePositions * bytes_per_position; at += 64) _mm_prefetch(from + at, _MM_HINT_T0);
+}
+
 // Scores of all queries. What lies behind a query's `count` scores is overwritten, up to the next multiple of four.
 template <class Path, class K>
-void AttendScores(const float* q, int64_t queries, const K* k, int64_t ldk, int64_t count, int64_t n, float scale, float* scores) {
+void AttendScores(const float* q, int64_t queries, const K* k, int64_t ldk, int64_t count, int64_t n, float scale, float* scores,
+                  const NextRuns& next) {
   using V = typename Path::V;
   // Positions outermost: four keys stay in L1 while all queries meet them.
   for (int64_t j = 0; j < count; j += kTilePositions) {
     const K* keys[kTilePositions];
     for (int64_t r = 0; r < kTilePositions; ++r) keys[r] = k + (j + r < count ? j + r : count - 1) * ldk;
+    FetchPositions(next.first, next.bytes_per_position, j);
+    FetchPositions(next.second, next.bytes_per_position, j);
     int64_t h = 0;
     for (; h + Path::kQueries <= queries; h += Path::kQueries) AttendTile<V, Path::kQueries>(q + h * n, keys, n, scale, scores + h * kRunMax + j);
     for (; h < queries; ++h) AttendTile<V, 1>(q + h * n, keys, n, scale, scores + h * kRunMax + j);
@@ -97,8 +107,8 @@ void AttendScores(const float* q, int64_t queries, const K* k, int64_t ldk, int6
 
 template <class Path, class K>
 void Attend(const float* q, int64_t queries, const K* k, int64_t ldk, const K* v, int64_t ldv, int64_t count, int64_t key_dim, int64_t value_dim,
-            float scale, SoftmaxState* state, float* acc, float* scratch) {
-  AttendScores<Path>(q, queries, k, ldk, count, key_dim, scale, scratch);
+            float scale, SoftmaxState* state, float* acc, float* scratch, const NextRuns& next) {
+  AttendScores<Path>(q, queries, k, ldk, count, key_dim, scale, scratch, next);
   for (int64_t h = 0; h < queries; ++h) {
     AdvanceSoftmax<typename Path::V>(scratch + h * kRunMax, count, &state[h], acc + h * value_dim, value_dim);
   }
