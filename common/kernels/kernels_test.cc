@@ -755,7 +755,7 @@ struct TinyAttention {
     std::vector<float> v(static_cast<size_t>(count * 64));
     for (int64_t j = 0; j < count; ++j) v[static_cast<size_t>(j * 64 + j)] = 1.0f;
     float scratch[64];
-    kernels.attend(&q, 1, keys.data(), 1, v.data(), 64, count, 1, 64, scale, &state, acc.data(), scratch);
+    kernels.attend(&q, 1, keys.data(), 1, v.data(), 64, count, 1, 64, scale, &state, acc.data(), scratch, {});
   }
   const KernelTable& kernels;
   SoftmaxState state;
