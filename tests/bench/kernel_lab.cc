@@ -1,6 +1,7 @@
-// The kernel lab: the decode kernel for one token and the ideas beside it (common/kernels/x86/lab_entries.h), FP8, out of L2 and out of DRAM, with one
-// thread and with all, beside what the machine reads plainly; and the machine's limits. Every entry is checked against the scalar kernel first.
-// Each figure is the median of rounds in which a plain read of the same bytes and all entries take turns. Usage: kernel_lab [ROUNDS]. Never run by ctest.
+// The kernel lab: the decode kernel and the ideas beside it (common/kernels/x86/lab_entries.h), FP8, out of L2 and out of DRAM, with one thread and
+// with all, beside what the machine reads plainly; and the machine's limits. Every entry is checked against the scalar kernel first.
+// Each figure is the median of rounds in which a plain read of the same bytes and all entries take turns. Never run by ctest. Flags:
+//   --rounds N (7), --tokens N (1; two terms make two of a token), --shape N (all; the N-th of the list), --threads N (all cores), --zeros PERCENT of the weights (0)
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -9,8 +10,8 @@
 #include <cstdlib>
 #include <cstring>
 #include <random>
+#include <span>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "common/base/time.h"
@@ -24,10 +25,11 @@ namespace {
 constexpr int64_t kDramBytes = 384 << 20;  // more than any cache of a core's part of the machine
 constexpr int64_t kL2Bytes = 448 << 10;
 constexpr int64_t kTaskRows = 256;
+constexpr int64_t kColsMax = 16384;
 struct Shape {
   int64_t rows, cols;
 };
-constexpr Shape kShapes[] = {{2048, 7168}, {7168, 2048}, {1536, 4096}, {1408, 4096}, {768, 2048}, {1024, 7168}, {7168, 1024}};
+constexpr Shape kShapes[] = {{2048, 7168}, {7168, 2048}, {1536, 4096}, {1408, 4096}, {768, 2048}, {1024, 7168}, {7168, 1024}, {7168, 16384}};
 
 uint8_t* Map(int64_t bytes, bool huge) {
   void* map = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
@@ -39,8 +41,15 @@ uint8_t* Map(int64_t bytes, bool huge) {
   return static_cast<uint8_t*>(map);
 }
 
-// Gaussian weights as FP8 would hold them, largest near the format's: never NaN, a subnormal or zero now and then.
-void FillCodes(uint8_t* data, int64_t bytes) {
+struct LabFlags {
+  int rounds = 7;
+  int64_t tokens = 1;
+  int64_t shape = 0;  // all
+  int zeros = 0;      // percent
+};
+
+// Gaussian weights as FP8 would hold them, largest near the format's: never NaN, a subnormal or zero now and then; and more zeros, as pruned weights have.
+void FillCodes(uint8_t* data, int64_t bytes, int zeros) {
   std::mt19937 rng(1);
   std::normal_distribution<float> gaussian(0.0f, 100.0f);
   const int64_t period = std::min<int64_t>(bytes, 2 << 20);
@@ -55,6 +64,7 @@ void FillCodes(uint8_t* data, int64_t bytes) {
       const float fraction = std::frexp(magnitude, &exponent);  // in [0.5, 1)
       code = ((exponent + 6) << 3) | static_cast<int>(fraction * 16.0f - 8.0f);
     }
+    if (zeros > 0 && static_cast<int>(rng() % 100) < zeros) code = 0;
     data[i] = static_cast<uint8_t>(code | (value < 0 ? 0x80 : 0));
   }
   for (int64_t at = period; at < bytes; at += period) std::memcpy(data + at, data, static_cast<size_t>(std::min(period, bytes - at)));
@@ -62,15 +72,16 @@ void FillCodes(uint8_t* data, int64_t bytes) {
 
 class Lab {
  public:
-  Lab(ThreadPool& one, ThreadPool& all, int rounds) : one_(one), all_(all), rounds_(rounds), data_(Map(kDramBytes, true)) {
-    FillCodes(data_, kDramBytes);
+  Lab(ThreadPool& one, ThreadPool& all, const LabFlags& flags)
+      : one_(one), all_(all), rounds_(flags.rounds), tokens_(flags.tokens), data_(Map(kDramBytes, true)) {
+    FillCodes(data_, kDramBytes, flags.zeros);
+    x_.resize(static_cast<size_t>(tokens_ * kColsMax));
     std::mt19937 rng(2);
     std::normal_distribution<float> gaussian;
     for (bf16& x : x_) x = ToBf16(gaussian(rng));
     for (size_t i = 0; i < scales_.size(); ++i) scales_[i] = 0.001f * static_cast<float>(i % 7 + 1);
     static LinearKernel* const ours = Kernels(SupportedIsas().back()).linear;
-    entries_.push_back(
-        {"ours", [](const WeightView& w, const bf16* x, float* y, int64_t begin, int64_t end) { ours(w, x, w.cols, 1, y, w.rows, begin, end); }});
+    entries_.push_back({"ours", ours});
     if (SupportedIsas().back() >= Isa::kAvx512Bf16) entries_.insert(entries_.end(), kLabEntries, kLabEntries + kNumLabEntries);
   }
   ~Lab() { munmap(data_, kDramBytes); }
@@ -95,16 +106,16 @@ class Lab {
   // False if an entry is wrong.
   bool Check(const Shape& shape) {
     const WeightView w = View(shape, 0, shape.rows);
-    std::vector<float> want(static_cast<size_t>(shape.rows)), got(want.size());
-    Kernels(Isa::kScalar).linear(w, x_.data(), w.cols, 1, want.data(), w.rows, 0, w.rows);
+    std::vector<float> want(static_cast<size_t>(tokens_ * shape.rows)), got(want.size());
+    Kernels(Isa::kScalar).linear(w, x_.data(), w.cols, tokens_, want.data(), w.rows, 0, w.rows);
     float largest = 0;
     for (const float value : want) largest = std::max(largest, std::fabs(value));
     for (const LabEntry& entry : entries_) {
-      entry.rows(w, x_.data(), got.data(), 0, w.rows);
-      for (size_t r = 0; r < want.size(); ++r) {
-        if (std::fabs(got[r] - want[r]) <= 1e-5f * largest) continue;
-        std::fprintf(stderr, "kernel_lab: %s differs in row %zu of %lld x %lld: %g, not %g\n", entry.name, r, static_cast<long long>(shape.rows),
-                     static_cast<long long>(shape.cols), got[r], want[r]);
+      entry.linear(w, x_.data(), w.cols, tokens_, got.data(), w.rows, 0, w.rows);
+      for (size_t i = 0; i < want.size(); ++i) {
+        if (std::fabs(got[i] - want[i]) <= 1e-5f * largest) continue;
+        std::fprintf(stderr, "kernel_lab: %s differs in sum %zu of %lld x %lld: %g, not %g\n", entry.name, i, static_cast<long long>(shape.rows),
+                     static_cast<long long>(shape.cols), got[i], want[i]);
         return false;
       }
     }
@@ -112,8 +123,8 @@ class Lab {
   }
 
   void Measure(const Shape& shape) {
-    std::printf("\n%lld x %lld\n%-42s %18s %18s %18s\n", static_cast<long long>(shape.rows), static_cast<long long>(shape.cols),
-                "GB/s (of a plain read)", "L2, one thread", "DRAM, one", "DRAM, all");
+    std::printf("\n%lld x %lld, %lld tokens\n%-42s %18s %18s %18s\n", static_cast<long long>(shape.rows), static_cast<long long>(shape.cols),
+                static_cast<long long>(tokens_), "GB/s (of a plain read)", "L2, one thread", "DRAM, one", "DRAM, all");
     const int64_t l2_rows = std::min(shape.rows, kL2Bytes / shape.cols / 16 * 16);
     const auto l2 = Rates(one_, shape, l2_rows, 1, 40);
     const int64_t copies = kDramBytes / (shape.rows * shape.cols);
@@ -151,7 +162,7 @@ class Lab {
     const int64_t blocks = (rows + kTaskRows - 1) / kTaskRows;
     const double bytes = static_cast<double>(rows * shape.cols * copies * times);
     std::vector<std::vector<double>> rates(entries_.size()), ratios(entries_.size());
-    std::vector<float> y(static_cast<size_t>(shape.rows) * static_cast<size_t>(pool.num_threads()));
+    std::vector<float> y(static_cast<size_t>(tokens_ * shape.rows * pool.num_threads()));
     for (int round = 0; round < rounds_; ++round) {
       for (size_t i = 0; i < entries_.size(); ++i) {
         const double read = copies == 1 ? ReadRate(pool, data_, rows * shape.cols, times) : ReadRate(pool, data_, rows * shape.cols * copies, times);
@@ -160,7 +171,7 @@ class Lab {
           pool.ParallelFor(pool.num_threads() > 1, copies * blocks, [&](int64_t task, int worker) {
             const WeightView w = View(shape, task / blocks, shape.rows);
             const int64_t row = task % blocks * kTaskRows;
-            entries_[i].rows(w, x_.data(), y.data() + worker * shape.rows, row, std::min(rows, row + kTaskRows));
+            entries_[i].linear(w, x_.data(), w.cols, tokens_, y.data() + worker * tokens_ * shape.rows, w.rows, row, std::min(rows, row + kTaskRows));
           });
         }
         rates[i].push_back(bytes / static_cast<double>(MonotonicNowNs() - begin));
@@ -175,9 +186,10 @@ class Lab {
   ThreadPool& one_;
   ThreadPool& all_;
   const int rounds_;
+  const int64_t tokens_;
   uint8_t* const data_;
-  std::vector<bf16> x_ = std::vector<bf16>(7168);
-  std::vector<float> scales_ = std::vector<float>(64 * 64);
+  std::vector<bf16> x_;  // [tokens, columns of the shape]
+  std::vector<float> scales_ = std::vector<float>(64 * 128);
   std::vector<LabEntry> entries_;
 };
 
@@ -185,16 +197,30 @@ class Lab {
 }  // namespace hearth
 
 int main(int argc, char** argv) {
-  const int rounds = argc > 1 ? std::atoi(argv[1]) : 7;
-  if (argc > 2 || rounds < 1) {
-    std::fprintf(stderr, "usage: kernel_lab [ROUNDS]\n");
-    return 1;
-  }
+  hearth::LabFlags flags;
+  hearth::HostDeviceOptions device;
+  const auto take = [&](const std::string& name, const char* value) {
+    const int n = std::atoi(value);
+    if (name == "--rounds" && n >= 1) {
+      flags.rounds = n;
+    } else if (name == "--tokens" && n >= 1) {
+      flags.tokens = n;
+    } else if (name == "--shape" && n >= 1 && n <= std::ssize(hearth::kShapes)) {
+      flags.shape = n;
+    } else if (name == "--zeros" && n >= 0 && n <= 100) {
+      flags.zeros = n;
+    } else {
+      return false;
+    }
+    return true;
+  };
+  if (!hearth::TakeFlags(argc, argv, &device, nullptr, take)) return 1;
   hearth::ThreadPool one({.num_threads = 1});
-  hearth::ThreadPool all({.num_threads = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()))});
-  hearth::Lab lab(one, all, rounds);
+  hearth::ThreadPool all({.num_threads = device.num_threads > 0 ? device.num_threads : hearth::CoresOfThisProcess()});
+  hearth::Lab lab(one, all, flags);
   lab.Limits();
   for (const hearth::Shape& shape : hearth::kShapes) {
+    if (flags.shape > 0 && &shape != &hearth::kShapes[flags.shape - 1]) continue;
     if (!lab.Check(shape)) return 1;
     lab.Measure(shape);
     std::fflush(stdout);

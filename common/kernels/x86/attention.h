@@ -28,10 +28,11 @@ template <class V, class D, int R, int T>
 __attribute__((noinline)) void ScoreTile(const KeyPiece (&pieces)[2], int64_t head, int64_t position, float scale, float* scores) {
   typename D::Acc acc[R][T];
   ZeroTile<V, D, R, T>(acc);
+  NoFetch no_fetch;
 #pragma GCC unroll 2
   for (const KeyPiece& piece : pieces) {
     const auto* keys = reinterpret_cast<const uint8_t*>(piece.k + position * piece.ldk);
-    DotTile<D, R, T>(acc, keys, piece.ldk * 2, piece.q + head * piece.ldq, piece.ldq, piece.n, NoPrefetch{});
+    DotTile<D, R, T>(acc, keys, piece.ldk * 2, piece.q + head * piece.ldq, piece.ldq, piece.n, no_fetch);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
@@ -51,8 +52,8 @@ HEARTH_INLINE void ScoreHeads(const KeyPiece (&pieces)[2], int64_t head, int64_t
 template <class Path>
 void Scores(const KeyPiece (&pieces)[2], int64_t heads, int64_t count, float scale, float* scores) {
   int64_t h = 0;
-  for (; h + Path::kTokens <= heads; h += Path::kTokens) {
-    ScoreHeads<typename Path::V, typename Path::Bf16, Path::kTokens>(pieces, h, count, scale, scores);
+  for (; h + Path::kScoreHeads <= heads; h += Path::kScoreHeads) {
+    ScoreHeads<typename Path::V, typename Path::Bf16, Path::kScoreHeads>(pieces, h, count, scale, scores);
   }
   for (; h < heads; ++h) ScoreHeads<typename Path::V, typename Path::Bf16, 1>(pieces, h, count, scale, scores);
 }

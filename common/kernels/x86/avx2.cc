@@ -23,11 +23,11 @@ struct Avx2Path {
   static constexpr LinearKernel* kGemm = GemmInF32<Path>;
   template <class Path>
   using Page = F32Page<Path>;
-  static constexpr int kRowsOne = 4;
-  static constexpr int kRows = 4;
-  static constexpr int kTokens = 2;
+  template <class D>
+  static constexpr TileShape kLinearTiles = {.rows_of_one = 4, .rows = 4, .tokens = 2};
   static constexpr int kGemmVectors = 2;  // rows and tokens whose sums are in registers, in F32
   static constexpr int kGemmTokensAtOnce = 4;
+  static constexpr int kScoreHeads = 2;
   static constexpr int kValueHeads = 2;
   static constexpr int kValueVectors = 4;
   static constexpr int kQueries = 2;

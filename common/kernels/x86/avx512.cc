@@ -23,11 +23,11 @@ struct Avx512Path {
   static constexpr LinearKernel* kGemm = GemmInF32<Path>;
   template <class Path>
   using Page = F32Page<Path>;
-  static constexpr int kRowsOne = 8;
-  static constexpr int kRows = 4;
-  static constexpr int kTokens = 4;
+  template <class D>
+  static constexpr TileShape kLinearTiles = {.rows_of_one = 8, .rows = 4, .tokens = 4};
   static constexpr int kGemmVectors = 4;  // rows and tokens whose sums are in registers, in F32
   static constexpr int kGemmTokensAtOnce = 6;
+  static constexpr int kScoreHeads = 4;
   static constexpr int kValueHeads = 4;
   static constexpr int kValueVectors = 4;
   static constexpr int kQueries = 4;

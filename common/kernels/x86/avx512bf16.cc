@@ -25,11 +25,13 @@ struct Avx512Bf16Path {
   static constexpr LinearKernel* kGemm = GemmWithBlocks<Path>;
   template <class Path>
   using Page = DotPage;
-  static constexpr int kRowsOne = 8;
-  static constexpr int kRows = 4;
-  static constexpr int kTokens = 4;
+  // Block formats cost more to widen than tokens cost to read anew.
+  template <class D>
+  static constexpr TileShape kLinearTiles =
+      BlockPolicy<D> ? TileShape{.rows_of_one = 8, .rows = 4, .tokens = 4} : TileShape{.rows_of_one = 4, .rows = 8, .tokens = 2};
   static constexpr int kGemmVectors = 4;  // rows and tokens whose sums are in registers, in F32
   static constexpr int kGemmTokensAtOnce = 6;
+  static constexpr int kScoreHeads = 4;
   static constexpr int kValueHeads = 4;
   static constexpr int kValueVectors = 4;
   static constexpr int kQueries = 4;

@@ -81,6 +81,7 @@ struct F8InBf16 {
 
  private:
   static HEARTH_INLINE W Widen(__m512i codes) {
+    asm("" : "+v"(codes));  // In a register, or GCC reads the line for each of its three uses, and each waits for memory.
     const Bf16Bytes bytes = LookUpF8(codes);
     return {(__m512bh)_mm512_unpacklo_epi8(bytes.lower, bytes.upper), (__m512bh)_mm512_unpackhi_epi8(bytes.lower, bytes.upper)};
   }

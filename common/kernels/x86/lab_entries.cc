@@ -61,24 +61,39 @@ struct F8ByShift {
   }
 };
 
-// R rows at a time by policy D; kAhead: the next group of rows is fetched meanwhile.
-template <class D, int R, bool kAhead>
-void LabRows(const WeightView& w, const bf16* x, float* y, int64_t begin, int64_t end) {
-  int64_t row = begin;
-  for (; row + R <= end; row += R) {
-    LinearRows<Vec512, D, R, 1>(w, row, x, w.cols, 1, y, w.rows, kAhead && row + 2 * R <= end ? R * w.row_stride : 0);
+// The product's look-up as a compiler makes it when left alone: each of the three uses of a line reads it anew.
+struct F8ReadThrice : F8InBf16 {
+  static HEARTH_INLINE W Load(const uint8_t* p) {
+    const Bf16Bytes bytes = LookUpF8(_mm512_loadu_si512(p));
+    return {(__m512bh)_mm512_unpacklo_epi8(bytes.lower, bytes.upper), (__m512bh)_mm512_unpackhi_epi8(bytes.lower, bytes.upper)};
   }
-  for (; row < end; ++row) LinearRows<Vec512, D, 1, 1>(w, row, x, w.cols, 1, y, w.rows, 0);
+};
+
+template <int kRowsOfOne, int kRows, int kTokens>
+struct LabPath {
+  using V = Vec512;
+  template <class D>
+  static constexpr TileShape kLinearTiles = {.rows_of_one = kRowsOfOne, .rows = kRows, .tokens = kTokens};
+};
+
+template <class D, int kRowsOfOne, int kRows, int kTokens, bool kAhead = true>
+void LabLinear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
+  WeightView view = w;
+  view.fetch_ahead = kAhead;
+  LinearOf<LabPath<kRowsOfOne, kRows, kTokens>, D>(view, x, ldx, m_count, y, ldy, row_begin, row_end);
 }
 
 }  // namespace
 
+// Names: rows of a group for one token; rows x tokens of a tile for more.
 constinit const LabEntry kLabEntries[kNumLabEntries] = {
-    {"two tables, 4 rows", LabRows<F8InBf16, 4, true>},
-    {"two tables, 8 rows", LabRows<F8InBf16, 8, true>},
-    {"two tables, 8 rows, no software prefetch", LabRows<F8InBf16, 8, false>},
-    {"shift, rare branch, 4 rows", LabRows<F8ByShift, 4, true>},
-    {"shift, rare branch, 8 rows", LabRows<F8ByShift, 8, true>},
+    {"1; 4 x 2", LabLinear<F8InBf16, 1, 4, 2>},
+    {"2; 6 x 3", LabLinear<F8InBf16, 2, 6, 3>},
+    {"8; 4 x 4", LabLinear<F8InBf16, 8, 4, 4>},
+    {"4; 8 x 2 (ours), not fetched ahead", LabLinear<F8InBf16, 4, 8, 2, false>},
+    {"4; 8 x 2, each line read three times", LabLinear<F8ReadThrice, 4, 8, 2>},
+    {"4; 8 x 2, shift with a rare branch", LabLinear<F8ByShift, 4, 8, 2>},
+    {"8; 4 x 4, shift with a rare branch", LabLinear<F8ByShift, 8, 4, 4>},
 };
 
 }  // namespace hearth

@@ -1,5 +1,5 @@
-// Ideas for the decode kernel's FP8 product with one token, to be measured beside the product's own: bench/kernel_lab.
-// Room: common/kernels, benches only. All are exact; Rows(...) of an entry computes y[r] for rows [begin, end) of w, one token.
+// Ideas for the decode kernel's FP8 product, to be measured beside the product's own: bench/kernel_lab.
+// Room: common/kernels, benches only. All are exact, and for FP8 weights only.
 #pragma once
 
 #include <cstdint>
@@ -10,11 +10,11 @@ namespace hearth {
 
 struct LabEntry {
   const char* name;
-  void (*rows)(const WeightView& w, const bf16* x, float* y, int64_t begin, int64_t end);
+  LinearKernel* linear;
 };
 
 // For CPUs with the avx512bf16 path; the caller has checked. A plain constant, so that naming it runs no code of its file.
-constexpr int kNumLabEntries = 5;
+constexpr int kNumLabEntries = 7;
 extern const LabEntry kLabEntries[kNumLabEntries];
 
 }  // namespace hearth
