@@ -27,8 +27,7 @@ struct Avx512Bf16Path {
   using Page = DotPage;
   // Block formats cost more to widen than tokens cost to read anew.
   template <class D>
-  static constexpr TileShape kLinearTiles =
-      BlockPolicy<D> ? TileShape{.rows_of_one = 8, .rows = 4, .tokens = 4} : TileShape{.rows_of_one = 4, .rows = 8, .tokens = 2};
+  static constexpr TileShape kLinearTiles = {.rows_of_one = 4, .rows = BlockPolicy<D> ? 4 : 8, .tokens = BlockPolicy<D> ? 4 : 2};
   static constexpr int kGemmVectors = 4;  // rows and tokens whose sums are in registers, in F32
   static constexpr int kGemmTokensAtOnce = 6;
   static constexpr int kScoreHeads = 4;
