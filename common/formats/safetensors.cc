@@ -264,6 +264,12 @@ absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& model_dir) {
   return checkpoint;
 }
 
+Checkpoint Checkpoint::OfTensors(std::map<std::string, CheckpointTensor, std::less<>> tensors) {
+  Checkpoint checkpoint;
+  checkpoint.tensors_ = std::move(tensors);
+  return checkpoint;
+}
+
 const CheckpointTensor* Checkpoint::Find(std::string_view name) const {
   const auto found = tensors_.find(name);
   return found == tensors_.end() ? nullptr : &found->second;

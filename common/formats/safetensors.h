@@ -60,6 +60,8 @@ Int4Names Int4NamesOf(std::string_view weight);
 class Checkpoint {
  public:
   static absl::StatusOr<Checkpoint> Open(const std::string& model_dir);
+  // One that is only described: no file is behind its tensors.
+  static Checkpoint OfTensors(std::map<std::string, CheckpointTensor, std::less<>> tensors);
 
   const std::string& dir() const { return dir_; }
   const std::vector<CheckpointFile>& files() const { return files_; }

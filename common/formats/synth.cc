@@ -80,7 +80,7 @@ std::vector<SynthTensor> DescribeTensors(const ModelConfig& config) {
       case TensorRole::kGateBias: tensor.spec = {DType::kF32, 0.0, 0.02}; break;
       default: tensor.spec = {DType::kBF16, 0.0, WeightSpread(config, planned)}; break;
     }
-    if (!config.fp8_blocks || !planned.may_be_fp8) {
+    if (PublishedDType(config, planned) != DType::kF8E4M3) {
       out.push_back(std::move(tensor));
       continue;
     }

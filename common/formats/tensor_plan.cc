@@ -1,6 +1,7 @@
 #include "common/formats/tensor_plan.h"
 
 #include <algorithm>
+#include <map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -250,6 +251,35 @@ std::string MtpTensorName(const ModelConfig& config, std::string_view name) {
 bool HasMtpModule(const std::vector<PlannedTensor>& mtp_plan, const Checkpoint& checkpoint) {
   return std::any_of(mtp_plan.begin(), mtp_plan.end(),
                      [&](const PlannedTensor& planned) { return planned.copy_of.empty() && checkpoint.Find(planned.name) != nullptr; });
+}
+
+DType PublishedDType(const ModelConfig& config, const PlannedTensor& tensor) {
+  if (tensor.role == TensorRole::kGateBias) return DType::kF32;
+  if (config.fp8_blocks && tensor.may_be_fp8) return DType::kF8E4M3;
+  if (config.int4_groups && tensor.expert >= 0) return DType::kI4G32;
+  return DType::kBF16;
+}
+
+Checkpoint DescribeCheckpoint(const ModelConfig& config) {
+  std::map<std::string, CheckpointTensor, std::less<>> tensors;
+  const auto add = [&](const std::string& name, DType dtype, std::vector<int64_t> shape) {
+    CheckpointTensor tensor{.name = name, .dtype = dtype, .shape = std::move(shape)};
+    uint64_t elements = 1;
+    for (const int64_t side : tensor.shape) elements *= static_cast<uint64_t>(side);
+    tensor.bytes = DTypeBytes(dtype, elements);
+    tensors.emplace(name, std::move(tensor));
+  };
+  for (const PlannedTensor& planned : PlanTensors(config)) {
+    const DType dtype = PublishedDType(config, planned);
+    add(planned.name, dtype, planned.shape);
+    if (dtype == DType::kF8E4M3) add(planned.name + "_scale_inv", DType::kF32, {ScaleBlocks(planned.shape[0]), ScaleBlocks(planned.shape[1])});
+    if (dtype == DType::kI4G32) {
+      const Int4Names names = Int4NamesOf(planned.name);
+      add(names.scale, DType::kBF16, {planned.shape[0], planned.shape[1] / 32});
+      add(names.packed, DType::kF32, {planned.shape[0], planned.shape[1] / 8});  // words of 32 bits
+    }
+  }
+  return Checkpoint::OfTensors(std::move(tensors));
 }
 
 absl::Status CheckPlan(const ModelConfig& config, const std::vector<PlannedTensor>& plan, const Checkpoint& checkpoint) {

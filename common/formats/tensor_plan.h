@@ -51,6 +51,12 @@ std::string MtpTensorName(const ModelConfig& config, std::string_view name);
 // A checkpoint may lack the module that its config names (conversions leave it out). One that has some of it must have all of it: CheckPlan.
 bool HasMtpModule(const std::vector<PlannedTensor>& mtp_plan, const Checkpoint& checkpoint);
 
+// In what dtype a published checkpoint of this config keeps a tensor: FP8 where quantization_config says so, INT4 for its routed experts, F32 for the
+// gate's bias, else BF16.
+DType PublishedDType(const ModelConfig& config, const PlannedTensor& tensor);
+// The checkpoint that the config describes, without its MTP module: names, dtypes and shapes, and no file behind them.
+Checkpoint DescribeCheckpoint(const ModelConfig& config);
+
 // Holds the plan against a checkpoint: every tensor there, shape and dtype right, each FP8 weight with an F32 (or BF16)
 // scale of ceil(rows/128) x ceil(cols/128), no scale without weight, no FP8 without quantization_config; INT4 nibbles with a BF16 scale for each 32 of
 // them, and not without quantization_config either. Errors list

@@ -270,39 +270,8 @@ class Layouter {
   std::vector<uint64_t> used_;
 };
 
-}  // namespace
-
-uint64_t ImagePlan::segment_bytes() const {
-  return std::accumulate(manifest.segments.begin(), manifest.segments.end(), uint64_t{0},
-                         [](uint64_t sum, const SegmentRow& row) { return sum + row.used_bytes; });
-}
-
-std::string ManifestTargetName(const Manifest& manifest, uint32_t target) {
-  if (target < manifest.tensors.size()) return manifest.tensor_names[target];
-  const ExpertRow& row = manifest.experts[target - manifest.tensors.size()];
-  return absl::StrCat("model.layers.", row.layer, ".mlp.experts.", row.expert, ", shard ", row.shard, " of ", manifest.segments.size());
-}
-
-std::string ImagePlan::TargetName(uint32_t target) const { return ManifestTargetName(manifest, target); }
-
-absl::StatusOr<ImagePlan> PlanImage(const std::string& model_dir, int num_shards) {
-  if (num_shards < 1 || num_shards > static_cast<int>(kManifestSegmentsMax)) {
-    return absl::InvalidArgumentError(absl::StrCat(num_shards, " shards: supported are 1 to ", kManifestSegmentsMax));
-  }
-  ImagePlan plan;
-  ASSIGN_OR_RETURN(ModelTexts texts, ReadModelTexts(model_dir));
-  plan.manifest.config_json = std::move(texts.config_json);
-  plan.manifest.generation_config_json = std::move(texts.generation_config_json);
-  plan.manifest.model_dir = model_dir;
-  absl::StatusOr<ModelConfig> config = ParseModelConfig(plan.manifest.config_json, plan.manifest.generation_config_json);
-  if (!config.ok()) return Annotate(config.status(), model_dir);
-  plan.config = *std::move(config);
-  ASSIGN_OR_RETURN(plan.checkpoint, Checkpoint::Open(model_dir));
-  std::vector<PlannedTensor> planned = PlanTensors(plan.config);
-  RETURN_IF_ERROR(CheckPlan(plan.config, planned, plan.checkpoint));
-  ASSIGN_OR_RETURN(std::vector<PlannedTensor> mtp, PlanMtp(plan.checkpoint, plan.config));
-  planned.insert(planned.end(), std::make_move_iterator(mtp.begin()), std::make_move_iterator(mtp.end()));
-
+// Rows and sources of all planned tensors, into a plan that has its config and checkpoint.
+absl::Status LayOut(const std::vector<PlannedTensor>& planned, int num_shards, ImagePlan& plan) {
   Layouter layouter(plan, num_shards);
   std::map<std::pair<int64_t, int64_t>, std::array<std::string, 3>> experts;
   uint32_t num_dense = 0;
@@ -324,7 +293,58 @@ absl::StatusOr<ImagePlan> PlanImage(const std::string& model_dir, int num_shards
   }
   layouter.Finish();
   plan.target_parts.resize(target, 0);
+  return absl::OkStatus();
+}
+
+absl::Status CheckShards(int num_shards) {
+  if (num_shards >= 1 && num_shards <= static_cast<int>(kManifestSegmentsMax)) return absl::OkStatus();
+  return absl::InvalidArgumentError(absl::StrCat(num_shards, " shards: supported are 1 to ", kManifestSegmentsMax));
+}
+
+}  // namespace
+
+uint64_t ImagePlan::segment_bytes() const {
+  return std::accumulate(manifest.segments.begin(), manifest.segments.end(), uint64_t{0},
+                         [](uint64_t sum, const SegmentRow& row) { return sum + row.used_bytes; });
+}
+
+std::string ManifestTargetName(const Manifest& manifest, uint32_t target) {
+  if (target < manifest.tensors.size()) return manifest.tensor_names[target];
+  const ExpertRow& row = manifest.experts[target - manifest.tensors.size()];
+  return absl::StrCat("model.layers.", row.layer, ".mlp.experts.", row.expert, ", shard ", row.shard, " of ", manifest.segments.size());
+}
+
+std::string ImagePlan::TargetName(uint32_t target) const { return ManifestTargetName(manifest, target); }
+
+absl::StatusOr<ImagePlan> PlanImage(const std::string& model_dir, int num_shards) {
+  RETURN_IF_ERROR(CheckShards(num_shards));
+  ImagePlan plan;
+  ASSIGN_OR_RETURN(ModelTexts texts, ReadModelTexts(model_dir));
+  plan.manifest.config_json = std::move(texts.config_json);
+  plan.manifest.generation_config_json = std::move(texts.generation_config_json);
+  plan.manifest.model_dir = model_dir;
+  absl::StatusOr<ModelConfig> config = ParseModelConfig(plan.manifest.config_json, plan.manifest.generation_config_json);
+  if (!config.ok()) return Annotate(config.status(), model_dir);
+  plan.config = *std::move(config);
+  ASSIGN_OR_RETURN(plan.checkpoint, Checkpoint::Open(model_dir));
+  std::vector<PlannedTensor> planned = PlanTensors(plan.config);
+  RETURN_IF_ERROR(CheckPlan(plan.config, planned, plan.checkpoint));
+  ASSIGN_OR_RETURN(std::vector<PlannedTensor> mtp, PlanMtp(plan.checkpoint, plan.config));
+  planned.insert(planned.end(), std::make_move_iterator(mtp.begin()), std::make_move_iterator(mtp.end()));
+
+  RETURN_IF_ERROR(LayOut(planned, num_shards, plan));
   return plan;
+}
+
+absl::StatusOr<Manifest> DescribeImage(const ModelTexts& texts, int num_shards) {
+  RETURN_IF_ERROR(CheckShards(num_shards));
+  ImagePlan plan;
+  plan.manifest.config_json = texts.config_json;
+  plan.manifest.generation_config_json = texts.generation_config_json;
+  ASSIGN_OR_RETURN(plan.config, ParseModelConfig(texts.config_json, texts.generation_config_json));
+  plan.checkpoint = DescribeCheckpoint(plan.config);
+  RETURN_IF_ERROR(LayOut(PlanTensors(plan.config), num_shards, plan));
+  return std::move(plan.manifest);
 }
 
 Hash128 ModelFingerprint(const ImagePlan& plan, const std::vector<Hash128>& digests) {

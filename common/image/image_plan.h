@@ -57,6 +57,10 @@ struct ImagePlan {
 // dtypes.
 absl::StatusOr<ImagePlan> PlanImage(const std::string& model_dir, int num_shards);
 
+// The image that a checkpoint of this config would make, without its MTP module: rows and sizes, no sums. From config.json alone, for simulation
+// (WeightImage::WithoutWeights). Errors: those of ParseModelConfig; InvalidArgument for num_shards.
+absl::StatusOr<Manifest> DescribeImage(const ModelTexts& texts, int num_shards);
+
 // The model's identity: XXH3-128 of config.json and of all sources, sorted by name: (name, dtype, shape, XXH3-128 of
 // the checkpoint's bytes). It does not depend on the shard count. `digests` is parallel to plan.sources.
 Hash128 ModelFingerprint(const ImagePlan& plan, const std::vector<Hash128>& digests);

@@ -1,7 +1,10 @@
 // Attaching to a published image: check, map, look up. Contract: weight_image.h. Room: common/shm.
 #include "common/shm/weight_image.h"
 
+#include <sys/mman.h>
+
 #include <algorithm>
+#include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "common/base/check.h"
@@ -11,9 +14,29 @@
 namespace hearth {
 namespace {
 
+// Addresses without memory behind them: reads give zeros, and the first read of a page costs no memory either.
+class EmptySegment {
+ public:
+  explicit EmptySegment(uint64_t bytes) : bytes_(std::max<uint64_t>(bytes, 1)) {
+    data_ = mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    HEARTH_CHECK(data_ != MAP_FAILED);
+  }
+  EmptySegment(EmptySegment&& o) noexcept : data_(std::exchange(o.data_, nullptr)), bytes_(o.bytes_) {}
+  ~EmptySegment() {
+    if (data_ != nullptr) munmap(data_, bytes_);
+  }
+  const uint8_t* body() const { return static_cast<const uint8_t*>(data_); }
+
+ private:
+  void* data_ = nullptr;
+  uint64_t bytes_ = 0;
+};
+
+// Segment: what has a body().
+template <typename Segment>
 class MappedImage : public WeightImage {
  public:
-  explicit MappedImage(ImageFiles files) : manifest_(std::move(files.manifest)), segments_(std::move(files.segments)) {
+  MappedImage(Manifest manifest, std::vector<Segment> segments) : manifest_(std::move(manifest)), segments_(std::move(segments)) {
     for (size_t i = 0; i < manifest_.tensor_names.size(); ++i) by_name_.emplace(manifest_.tensor_names[i], i);
     const size_t layer_rows = LayerRows();
     for (size_t i = 0; i < manifest_.experts.size(); i += layer_rows) {
@@ -93,7 +116,7 @@ class MappedImage : public WeightImage {
   size_t LayerRows() const { return std::max<size_t>(1, manifest_.num_experts * segments_.size()); }
 
   const Manifest manifest_;
-  const std::vector<ShmRegion> segments_;
+  const std::vector<Segment> segments_;
   absl::flat_hash_map<std::string, size_t> by_name_;
   std::vector<int64_t> first_row_;  // by layer; -1: no routed experts
 };
@@ -159,7 +182,13 @@ absl::StatusOr<ImageFiles> OpenImageFiles(const RegionPlace& place, const Hash12
 
 absl::StatusOr<std::shared_ptr<const WeightImage>> WeightImage::Attach(const RegionPlace& place, const Hash128& generation) {
   ASSIGN_OR_RETURN(ImageFiles files, OpenImageFiles(place, generation));
-  return std::make_shared<MappedImage>(std::move(files));
+  return std::make_shared<MappedImage<ShmRegion>>(std::move(files.manifest), std::move(files.segments));
+}
+
+std::shared_ptr<const WeightImage> WeightImage::WithoutWeights(Manifest manifest) {
+  std::vector<EmptySegment> segments;
+  for (const SegmentRow& segment : manifest.segments) segments.emplace_back(segment.used_bytes);
+  return std::make_shared<MappedImage<EmptySegment>>(std::move(manifest), std::move(segments));
 }
 
 }  // namespace hearth

@@ -14,6 +14,7 @@
 #include "common/base/hash.h"
 #include "common/base/status.h"
 #include "common/shm/expert_record.h"
+#include "common/shm/manifest.h"
 #include "common/shm/region.h"
 
 namespace hearth {
@@ -64,6 +65,8 @@ class WeightImage {
   // Errors: NotFound, FailedPrecondition (not READY, another version), DataLoss (manifest hash, segment of another
   // generation, offsets outside).
   static absl::StatusOr<std::shared_ptr<const WeightImage>> Attach(const RegionPlace& place, const Hash128& generation);
+  // An image that takes up addresses and no memory: every weight reads as zero. For simulation, which needs shapes and sizes only.
+  static std::shared_ptr<const WeightImage> WithoutWeights(Manifest manifest);
   virtual ~WeightImage() = default;
 
   virtual const Hash128& generation() const = 0;
