@@ -1,5 +1,5 @@
 // The device seam: memory, ordered work, and an engine's threads, waits and clock. One interface, several backends: host (here),
-// sim and cuda (to come), and a recorder in the tests. Engines use no bare thread, condition variable, sleep or clock.
+// sim (common/sim), cuda (to come), and a recorder in the tests. Engines use no bare thread, condition variable, sleep or clock.
 // Room: common/device. May touch: common/{kernels,numa,shm,base}. Threads: all of Device may be called from any thread.
 #pragma once
 

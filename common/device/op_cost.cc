@@ -193,12 +193,14 @@ OpCost CostOf(const GateArgs& a) {
           .kv_bytes = 0};
 }
 
-OpCost CostOf(const ExpertsArgs& a) {
+OpCost CostOf(const ExpertsArgs& a) { return CostOfExperts(a, ExpectedDistinctExperts(a.num_experts, a.top_k, a.m)); }
+
+OpCost CostOfExperts(const ExpertsArgs& a, double distinct_experts) {
   const double elements = 3.0 * static_cast<double>(a.hidden) * a.intermediate;
   const double record = RecordBytes(a.weight_dtypes, a.hidden, a.intermediate);
   const double pairs = static_cast<double>(a.m) * a.top_k;
   return {.flops = 2 * pairs * a.terms * elements,
-          .weight_bytes = ExpectedDistinctExperts(a.num_experts, a.top_k, a.m) * record,
+          .weight_bytes = distinct_experts * record,
           .activation_bytes = static_cast<double>(a.m) * a.hidden * (a.terms * kBf16 + kF32) + 8 * pairs,
           .kv_bytes = 0};
 }

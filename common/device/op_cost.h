@@ -50,6 +50,8 @@ OpCost CostOf(const GqaAttentionArgs& a);
 OpCost CostOf(const GateArgs& a);
 // flops 2 * M*top_k * terms * 3*H*I; weights: ExpectedDistinctExperts(E, top_k, M) records of 3*H*I elements with their scales.
 OpCost CostOf(const ExpertsArgs& a);
+// The same when so many different experts are really chosen.
+OpCost CostOfExperts(const ExpertsArgs& a, double distinct_experts);
 // flops 2 * n * terms * 3*H*I; weights: the one record; each row's input is read, its sum read and written.
 OpCost CostOf(const ExpertRowsArgs& a);
 OpCost CostOf(const ClearArgs& a);
