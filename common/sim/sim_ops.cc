@@ -1,0 +1,175 @@
+#include "common/sim/sim_ops.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+#include "absl/strings/str_cat.h"
+#include "common/roofline/op_time.h"
+
+namespace hearth {
+namespace {
+
+int64_t Nanoseconds(double seconds) { return static_cast<int64_t>(std::llround(seconds * 1e9)); }
+
+// A claim without what is not used.
+Claim ClaimOf(std::initializer_list<std::pair<int, double>> uses) {
+  Claim claim;
+  for (const auto& [resource, seconds] : uses) {
+    if (seconds > 0) claim.emplace_back(resource, seconds);
+  }
+  return claim;
+}
+
+std::string Rows(const KvSequence* sequences, int64_t count) {
+  std::string text;
+  for (int64_t i = 0; i < count; ++i) absl::StrAppend(&text, i > 0 ? "," : "rows=", sequences[i].num_rows, "@", sequences[i].start_position);
+  return text;
+}
+
+int64_t CountDistinct(const int32_t* ids, int64_t n) {
+  std::vector<int32_t> sorted(ids, ids + n);
+  std::sort(sorted.begin(), sorted.end());
+  return std::unique(sorted.begin(), sorted.end()) - sorted.begin();
+}
+
+}  // namespace
+
+absl::Status SimStream::Synchronize() {
+  world_->engine.Sleep([mark = MarkAll()] { return mark->passed; }, SimEngine::kNever, absl::StrCat("the end of stream '", name_, "'"));
+  return absl::OkStatus();
+}
+
+std::shared_ptr<SimEngine::Mark> SimStream::MarkAll() {
+  AwaitExperts();
+  return world_->engine.AddMark(id_);
+}
+
+void SimStream::EnqueueBeside(SimOp op, const void* out, uint64_t bytes, int64_t cost_ns) {
+  AwaitExperts();
+  world_->engine.WaitFor(experts_id_, world_->engine.AddMark(id_));
+  // The mark is set before the caller's own time passes: others may run meanwhile.
+  world_->engine.Enqueue(experts_id_, std::move(op), 0);
+  const uint8_t* begin = static_cast<const uint8_t*>(out);
+  pending_ = Pending{world_->engine.AddMark(experts_id_), begin, begin + bytes};
+  world_->engine.Sleep(nullptr, world_->engine.now_ns() + cost_ns, "its own time");
+}
+
+void SimStream::AwaitIfNamed(std::initializer_list<const void*> addresses) {
+  if (!pending_.has_value()) return;
+  for (const void* address : addresses) {
+    if (address >= pending_->begin && address < pending_->end) return AwaitExperts();
+  }
+}
+
+void SimStream::AwaitExperts() {
+  if (!pending_.has_value()) return;
+  world_->engine.WaitFor(id_, pending_->done);
+  pending_.reset();
+}
+
+SimOps::SimOps(std::shared_ptr<SimShared> world, int64_t gpu) : world_(std::move(world)), gpu_(gpu) {
+  if (!on_gpu()) {
+    compute_ = world_->cores;
+    memory_ = world_->dram;
+    return;
+  }
+  const std::string name = absl::StrCat("gpu ", gpu);
+  compute_ = world_->engine.AddResource(name + " compute");
+  memory_ = world_->engine.AddResource(name + " memory");
+  link_in_ = world_->engine.AddResource(name + " link in");
+  link_out_ = world_->engine.AddResource(name + " link out");
+}
+
+int64_t SimOps::enqueue_ns() const { return on_gpu() ? Nanoseconds(world_->hardware.gpu.enqueue_us * 1e-6) : 0; }
+
+SimPhase SimOps::Compute(const OpCost& cost) const {
+  const OpTime time = on_gpu() ? TimeOnGpu(world_->hardware.gpu, cost) : TimeOnCpu(world_->hardware.cpu, cost);
+  return {.fixed_ns = Nanoseconds(time.fixed_s), .claim = ClaimOf({{compute_, time.compute_s}, {memory_, time.memory_s}})};
+}
+
+SimPhase SimOps::Copy(double bytes, bool to_device) const {
+  const GpuProfile& gpu = world_->hardware.gpu;
+  return {.fixed_ns = Nanoseconds(gpu.link_us * 1e-6),
+          .claim = ClaimOf({{to_device ? link_in_ : link_out_, SecondsOnLink(gpu, bytes)},
+                            {world_->dram, bytes / world_->hardware.cpu.BytesPerSecond()},
+                            {memory_, bytes / gpu.BytesPerSecond()}})};
+}
+
+void SimOps::Put(Stream& stream, const char* name, std::string detail, const OpCost& cost, std::initializer_list<const void*> addresses) {
+  SimStream& s = static_cast<SimStream&>(stream);
+  s.AwaitIfNamed(addresses);
+  world_->engine.Enqueue(s.id(), {.name = name, .detail = std::move(detail), .phases = {Compute(cost)}}, enqueue_ns());
+}
+
+void SimOps::PutCopy(Stream& stream, const char* name, double bytes, bool to_device) {
+  SimStream& s = static_cast<SimStream&>(stream);
+  world_->engine.Enqueue(s.id(), {.name = name, .detail = absl::StrCat("bytes=", static_cast<uint64_t>(bytes)), .phases = {Copy(bytes, to_device)}},
+                         enqueue_ns());
+}
+
+void SimOps::Embed(Stream& s, const EmbedArgs& a) { Put(s, "embed", absl::StrCat("m=", a.m), CostOf(a), {a.out}); }
+void SimOps::RmsNorm(Stream& s, const RmsNormArgs& a) { Put(s, "norm", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a), {a.x, a.out, a.f32}); }
+void SimOps::Linear(Stream& s, const LinearArgs& a) {
+  Put(s, "linear", absl::StrCat("m=", a.m, " n=", a.w.rows, " k=", a.w.cols, " ", Sv(DTypeName(a.w.dtype))), CostOf(a), {a.x, a.y});
+}
+void SimOps::ToBf16(Stream& s, const ToBf16Args& a) { Put(s, "to_bf16", absl::StrCat("n=", a.n), CostOf(a), {a.x, a.out}); }
+void SimOps::SiluMul(Stream& s, const SiluMulArgs& a) { Put(s, "silu_mul", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a), {a.gate, a.up, a.out}); }
+void SimOps::Add(Stream& s, const AddArgs& a) { Put(s, "add", absl::StrCat("n=", a.n), CostOf(a), {a.x, a.y}); }
+void SimOps::AddGated(Stream& s, const AddGatedArgs& a) { Put(s, "add_gated", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a), {a.x, a.gate, a.y}); }
+void SimOps::GatherRows(Stream& s, const GatherRowsArgs& a) { Put(s, "gather_rows", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a), {a.x, a.out}); }
+void SimOps::MlaWriteKv(Stream& s, const MlaWriteKvArgs& a) {
+  Put(s, "write_kv", absl::StrCat("layer=", a.layer, " ", Rows(a.sequences, a.num_sequences)), CostOf(a), {a.kv_a});
+}
+void SimOps::MlaRopeQuery(Stream& s, const MlaRopeQueryArgs& a) { Put(s, "rope", Rows(a.sequences, a.num_sequences), CostOf(a), {a.q, a.out}); }
+void SimOps::MlaAttention(Stream& s, const MlaAttentionArgs& a) {
+  Put(s, "attention", absl::StrCat("layer=", a.layer, " ", Rows(a.sequences, a.num_sequences)), CostOf(a), {a.q, a.out});
+}
+void SimOps::GqaRotateQuery(Stream& s, const GqaRotateQueryArgs& a) { Put(s, "rope", Rows(a.sequences, a.num_sequences), CostOf(a), {a.q}); }
+void SimOps::GqaWriteKv(Stream& s, const GqaWriteKvArgs& a) {
+  Put(s, "write_kv", absl::StrCat("layer=", a.layer, " ", Rows(a.sequences, a.num_sequences)), CostOf(a), {a.k, a.v});
+}
+void SimOps::GqaAttention(Stream& s, const GqaAttentionArgs& a) {
+  Put(s, "attention", absl::StrCat("layer=", a.layer, " ", Rows(a.sequences, a.num_sequences)), CostOf(a), {a.q, a.out});
+}
+
+void SimOps::Gate(Stream& s, const GateArgs& a) {
+  world_->gate.Choose(a.params.num_experts, a.params.top_k, a.m, a.ids, a.weights);
+  Put(s, "gate", absl::StrCat("m=", a.m, " experts=", a.params.num_experts), CostOf(a), {a.x});
+}
+
+void SimOps::Experts(Stream& stream, const ExpertsArgs& a) {
+  SimStream& s = static_cast<SimStream&>(stream);
+  const int64_t distinct = CountDistinct(a.ids, a.m * a.top_k);
+  const OpCost cost = CostOfExperts(a, static_cast<double>(distinct));
+  const std::string detail = absl::StrCat("layer=", a.layer, " m=", a.m, " distinct=", distinct, " of ", a.num_experts);
+  if (!on_gpu()) return Put(s, "experts", detail, cost, {a.x, a.out});
+  const OpTime time = TimeOnCpu(world_->hardware.cpu, cost);
+  const SimPhase on_cpu = {.fixed_ns = Nanoseconds(time.fixed_s),
+                           .claim = ClaimOf({{world_->cores, time.compute_s}, {world_->dram, time.memory_s}}),
+                           .track = world_->expert_track};
+  const double rows = static_cast<double>(a.m), hidden = static_cast<double>(a.hidden);
+  s.EnqueueBeside(
+      {.name = "experts",
+       .detail = detail,
+       .phases = {Copy(rows * (hidden * a.terms * 2 + 8.0 * static_cast<double>(a.top_k)), false), on_cpu, Copy(rows * hidden * 4, true)}},
+      a.out, static_cast<uint64_t>(a.m * a.hidden) * sizeof(float), enqueue_ns());
+}
+
+void SimOps::ExpertRows(Stream& s, const ExpertRowsArgs& a) { Put(s, "expert", absl::StrCat("n=", a.n), CostOf(a), {a.x, a.sum}); }
+void SimOps::Clear(Stream& s, const ClearArgs& a) { Put(s, "clear", absl::StrCat("n=", a.n), CostOf(a), {a.x}); }
+
+void SimOps::ToDevice(Stream& s, const ToDeviceArgs& a) {
+  if (!on_gpu()) return Put(s, "to_device", absl::StrCat("bytes=", a.bytes), CostOf(a), {a.device});
+  PutCopy(s, "to_device", static_cast<double>(a.bytes), true);
+}
+
+void SimOps::ToHost(Stream& s, const ToHostArgs& a) {
+  std::memcpy(a.host, a.device, a.bytes);
+  static_cast<SimStream&>(s).AwaitIfNamed({a.device});
+  if (!on_gpu()) return Put(s, "to_host", absl::StrCat("bytes=", a.bytes), CostOf(a), {});
+  PutCopy(s, "to_host", static_cast<double>(a.bytes), false);
+}
+
+}  // namespace hearth

@@ -1,0 +1,120 @@
+#include "common/sim/timeline.h"
+
+#include <algorithm>
+#include <map>
+#include <set>
+
+#include "absl/strings/str_format.h"
+#include "common/base/strings.h"
+
+namespace hearth {
+namespace {
+
+std::string JsonText(const std::string& text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') out += '\\';
+    out += static_cast<unsigned char>(c) < 0x20 ? ' ' : c;
+  }
+  return out + "\"";
+}
+
+std::string XmlText(const std::string& text) {
+  std::string out;
+  for (const char c : text) {
+    switch (c) {
+      case '<': out += "&lt;"; break;
+      case '>': out += "&gt;"; break;
+      case '&': out += "&amp;"; break;
+      default: out += c;
+    }
+  }
+  return out;
+}
+
+}  // namespace
+
+int Timeline::AddTrack(const std::string& process, const std::string& name) {
+  for (size_t i = 0; i < tracks_.size(); ++i) {
+    if (tracks_[i].process == process && tracks_[i].name == name) return static_cast<int>(i);
+  }
+  tracks_.push_back({process, name});
+  return static_cast<int>(tracks_.size()) - 1;
+}
+
+std::string Timeline::ToPerfettoJson() const {
+  std::map<std::string, int> processes;
+  std::string out = "{\"displayTimeUnit\":\"ms\",\"traceEvents\":[";
+  const char* comma = "";
+  for (size_t i = 0; i < tracks_.size(); ++i) {
+    const TimelineTrack& track = tracks_[i];
+    const auto [process, added] = processes.emplace(track.process, static_cast<int>(processes.size()) + 1);
+    if (added) {
+      absl::StrAppendFormat(&out, "%s\n{\"ph\":\"M\",\"name\":\"process_name\",\"pid\":%d,\"args\":{\"name\":%s}}", comma, process->second,
+                            JsonText(track.process));
+      comma = ",";
+    }
+    absl::StrAppendFormat(&out, ",\n{\"ph\":\"M\",\"name\":\"thread_name\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":%s}}", process->second, i + 1,
+                          JsonText(track.name));
+  }
+  for (const TimelineSpan& span : spans_) {
+    const TimelineTrack& track = tracks_[static_cast<size_t>(span.track)];
+    const int64_t length = span.end_ns - span.begin_ns;
+    absl::StrAppendFormat(&out, ",\n{\"ph\":\"X\",\"name\":%s,\"pid\":%d,\"tid\":%d,\"ts\":%d.%03d,\"dur\":%d.%03d,\"args\":{\"shapes\":%s}}",
+                          JsonText(span.name), processes.at(track.process), span.track + 1, span.begin_ns / 1000, span.begin_ns % 1000, length / 1000,
+                          length % 1000, JsonText(span.detail));
+  }
+  return out + "\n]}\n";
+}
+
+std::string Timeline::ToSvg(const std::string& title, int64_t begin_ns, int64_t end_ns) const {
+  constexpr int kLeft = 150, kWidth = 1200, kRow = 26, kTop = 40;
+  std::set<int> used;
+  std::map<std::string, int> hues;  // by op name, in order of the alphabet
+  std::vector<const TimelineSpan*> shown;
+  for (const TimelineSpan& span : spans_) {
+    if (span.end_ns <= begin_ns || span.begin_ns >= end_ns) continue;
+    shown.push_back(&span);
+    used.insert(span.track);
+    hues.emplace(span.name, 0);
+  }
+  int next = 0;
+  for (auto& [name, hue] : hues) hue = next++ * 137 % 360;  // the golden angle keeps neighbours apart
+  std::map<int, int> row;
+  for (const int track : used) row.emplace(track, static_cast<int>(row.size()));
+  const int bottom = kTop + static_cast<int>(row.size()) * kRow;
+  const int legend_rows = (static_cast<int>(hues.size()) + 5) / 6;
+  const double scale = kWidth / static_cast<double>(std::max<int64_t>(end_ns - begin_ns, 1));
+
+  std::string out = absl::StrFormat(
+      "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" font-family=\"sans-serif\" font-size=\"12\">\n"
+      "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n<text x=\"10\" y=\"20\" font-size=\"14\">%s</text>\n",
+      kLeft + kWidth + 20, bottom + 40 + 20 * legend_rows, XmlText(title));
+  for (const auto& [track, at] : row) {
+    const TimelineTrack& named = tracks_[static_cast<size_t>(track)];
+    absl::StrAppendFormat(&out, "<text x=\"10\" y=\"%d\">%s</text>\n", kTop + at * kRow + 17, XmlText(named.process + " " + named.name));
+  }
+  for (const TimelineSpan* span : shown) {
+    const double x = static_cast<double>(std::max(span->begin_ns, begin_ns) - begin_ns) * scale;
+    const double width = static_cast<double>(std::min(span->end_ns, end_ns) - std::max(span->begin_ns, begin_ns)) * scale;
+    absl::StrAppendFormat(&out,
+                          "<rect x=\"%.2f\" y=\"%d\" width=\"%.2f\" height=\"%d\" fill=\"hsl(%d,60%%,60%%)\"><title>%s %s, %.1f us</title></rect>\n",
+                          kLeft + x, kTop + row[span->track] * kRow + 2, std::max(width, 0.3), kRow - 4, hues[span->name], XmlText(span->name),
+                          XmlText(span->detail), static_cast<double>(span->end_ns - span->begin_ns) * 1e-3);
+  }
+  for (int tick = 0; tick <= 10; ++tick) {
+    const int x = kLeft + kWidth * tick / 10;
+    absl::StrAppendFormat(&out, "<line x1=\"%d\" y1=\"%d\" x2=\"%d\" y2=\"%d\" stroke=\"#bbb\"/><text x=\"%d\" y=\"%d\">%.2f ms</text>\n", x, kTop, x,
+                          bottom, x - 15, bottom + 15, static_cast<double>((end_ns - begin_ns) * tick) / 10 * 1e-6);
+  }
+  int n = 0;
+  for (const auto& [name, hue] : hues) {
+    const int x = 10 + n % 6 * 220, y = bottom + 30 + n / 6 * 20;
+    absl::StrAppendFormat(&out, "<rect x=\"%d\" y=\"%d\" width=\"12\" height=\"12\" fill=\"hsl(%d,60%%,60%%)\"/><text x=\"%d\" y=\"%d\">%s</text>\n",
+                          x, y, hue, x + 18, y + 11, XmlText(name));
+    ++n;
+  }
+  return out + "</svg>\n";
+}
+
+}  // namespace hearth
