@@ -17,8 +17,11 @@ ALLOWED = {
     "kernels": ["base"],
     "image": ["formats", "shm", "numa", "base"],
     "device": ["kernels", "numa", "shm", "base"],
+    "roofline": ["device", "kernels", "base"],
     "experts": ["device", "kernels", "shm", "base"],
     "model": ["experts", "device", "kernels", "formats", "shm", "base"],
+    "sim": ["roofline", "experts", "device", "kernels", "shm", "base"],
+    "plan": ["sim", "model", "experts", "roofline", "device", "kernels", "image", "formats", "shm", "base"],
     "rpc": ["shm", "base"],
     "worker": ["model", "experts", "device", "kernels", "formats", "rpc", "shm", "numa", "base"],
 }

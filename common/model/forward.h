@@ -1,4 +1,4 @@
-// The forward pass, written once against Ops and used by prefill, decode, tests, and the simulator to come.
+// The forward pass, written once against Ops and used by prefill, decode, tests and the simulator.
 // Room: common/model. May touch: common/{experts,device,kernels,formats,shm,base}. Not: threads, clocks, gRPC.
 // Threads: a Model is const after Bind; a Workspace belongs to one step loop.
 #pragma once

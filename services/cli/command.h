@@ -23,6 +23,7 @@ void AddVerify(CLI::App& app, int& exit_code);
 void AddDrop(CLI::App& app, int& exit_code);
 void AddSynth(CLI::App& app, int& exit_code);
 void AddConfig(CLI::App& app, int& exit_code);
+void AddPlan(CLI::App& app, int& exit_code);
 
 // --config, with HEARTH_CONFIG and /etc/hearth/node.toml behind it.
 std::shared_ptr<std::string> AddConfigOption(CLI::App& command);
