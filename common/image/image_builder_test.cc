@@ -260,6 +260,44 @@ INSTANTIATE_TEST_SUITE_P(Kinds, SynthRoundTrip,
                                          SynthCase{"UnalignedFp8", {true, DType::kF32, DType::kBF16, 1, 5}}),
                          [](const auto& info) { return info.param.name; });
 
+// What config.json alone describes is what the checkpoint makes, but for the MTP module and the sums.
+TEST(DescribedImage, HasTheRowsOfTheRealOne) {
+  const auto real = PlanImage(FableDir(), 2);
+  ASSERT_TRUE(real.ok()) << real.status();
+  const auto texts = ReadModelTexts(FableDir());
+  ASSERT_TRUE(texts.ok());
+  auto described = DescribeImage(*texts, 2);
+  ASSERT_TRUE(described.ok()) << described.status();
+  EXPECT_EQ(described->experts.size(), 5u * 32 * 2) << "five MoE layers, without the MTP module's";
+  for (size_t i = 0; i < described->experts.size(); ++i) {
+    const ExpertRow& a = described->experts[i];
+    const ExpertRow& b = real->manifest.experts[i];
+    EXPECT_TRUE(a.layer == b.layer && a.expert == b.expert && a.shard == b.shard && a.bytes == b.bytes && a.count == b.count &&
+                DTypesOf(a) == DTypesOf(b))
+        << ManifestTargetName(*described, static_cast<uint32_t>(described->tensors.size() + i));
+  }
+  size_t found = 0;
+  for (size_t i = 0; i < real->manifest.tensors.size(); ++i) {
+    const std::string& name = real->manifest.tensor_names[i];
+    const auto at = std::find(described->tensor_names.begin(), described->tensor_names.end(), name);
+    if (at == described->tensor_names.end()) {
+      EXPECT_TRUE(name.starts_with("model.layers.6.")) << name << " is not of the MTP module";
+      continue;
+    }
+    ++found;
+    const TensorRow& a = described->tensors[static_cast<size_t>(at - described->tensor_names.begin())];
+    const TensorRow& b = real->manifest.tensors[i];
+    EXPECT_TRUE(a.dtype == b.dtype && a.bytes == b.bytes && a.scale_bytes == b.scale_bytes && a.dims[0] == b.dims[0]) << name;
+  }
+  EXPECT_EQ(found, described->tensors.size());
+
+  const auto image = WeightImage::WithoutWeights(*std::move(described));
+  const auto expert = image->Expert(1, 31, 1);
+  ASSERT_TRUE(expert.ok()) << expert.status();
+  EXPECT_EQ(expert->record[expert->record_bytes - 1], 0) << "all of it can be read";
+  EXPECT_EQ(image->segment_bytes().size(), 2u);
+}
+
 TEST_F(ImageTest, TensorsLongerThanAReadPiece) {
   nlohmann::json config = TestConfig();
   config["hidden_size"] = 24000;  // experts of 384 x 24000 = 9.2 MB and an embedding of 300 x 24000 x 2 = 14.4 MB
