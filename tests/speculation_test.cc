@@ -1,9 +1,11 @@
 // Speculation through the workers' loops on the host device: drafts change when a token comes, and nothing else. Tokens, log-probabilities and the KV of every
-// layer, the MTP module's included, are equal at each depth, greedy and sampled, in a batch, across a hand-off from prefill and a resume in another worker.
+// layer, the MTP module's included, are equal at each depth, greedy and sampled, in a batch, across a hand-off from prefill and a resume in another worker,
+// up to the context's end, with a cache of BF16 and of FP8.
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <cstring>
+#include <map>
 #include <thread>
 
 #include "services/decode/decode_loop.h"
@@ -46,14 +48,17 @@ struct Plan {
   std::optional<int64_t> then = 0;  // at this depth
 };
 
-class Speculation : public ::testing::Test {
+class Speculation : public ::testing::TestWithParam<DType> {
  protected:
   static ModelHarness& harness() {
-    static const std::unique_ptr<ModelHarness> harness = [] {
-      auto made = ModelHarness::Make(SourceDir() + "/deploy/models/fable-moe", {.device = {.num_threads = 2}, .num_pages = 256});
+    static std::map<DType, std::unique_ptr<ModelHarness>> harnesses;
+    std::unique_ptr<ModelHarness>& harness = harnesses[GetParam()];
+    if (harness == nullptr) {
+      auto made =
+          ModelHarness::Make(SourceDir() + "/deploy/models/fable-moe", {.device = {.num_threads = 2, .kv_dtype = GetParam()}, .num_pages = 256});
       EXPECT_TRUE(made.ok()) << made.status();
-      return *std::move(made);
-    }();
+      harness = *std::move(made);
+    }
     return *harness;
   }
 
@@ -94,10 +99,10 @@ class Speculation : public ::testing::Test {
   }
 
   // All requests in one batch of `places`.
-  std::vector<Answer> Answers(const Plan& plan, int64_t places, LoopStats::View* stats = nullptr) {
+  std::vector<Answer> Answers(const Plan& plan, int64_t places, LoopStats::View* stats = nullptr) { return Answers(Requests(), plan, places, stats); }
+  std::vector<Answer> Answers(std::vector<StreamRequest> requests, const Plan& plan, int64_t places, LoopStats::View* stats = nullptr) {
     harness().Reset();
     KeepingPageStore store;
-    std::vector<StreamRequest> requests = Requests();
     const Model& model = harness().model();
     if (plan.hand_off) {
       PrefillLoop loop(harness().device(), model, harness().kv(), store, {.max_streams = 2, .busy_chunk_tokens = 48, .idle_chunk_tokens = 48});
@@ -161,8 +166,19 @@ class Speculation : public ::testing::Test {
       EXPECT_GT(static_cast<int64_t>(kv.header(page).tokens_valid.load()), position % kPageTokens) << "position " << position;
       EXPECT_EQ(kv.header(page).token_ids[position % kPageTokens], request.tokens[static_cast<size_t>(position)]);
       for (int64_t layer = 0; layer < geometry.layers; ++layer) {
-        const bf16* row = reinterpret_cast<const bf16*>(kv.layer(page, layer)) + position % kPageTokens * geometry.row_elements;
-        answer.kv.insert(answer.kv.end(), reinterpret_cast<const uint8_t*>(row), reinterpret_cast<const uint8_t*>(row + geometry.row_elements));
+        const auto keep = [&](int64_t at, int64_t bytes) {
+          const uint8_t* from = kv.layer(page, layer) + at;
+          answer.kv.insert(answer.kv.end(), from, from + bytes);
+        };
+        const int64_t slot = position % kPageTokens, row = geometry.row_elements;
+        if (geometry.dtype == DType::kBF16) {
+          keep(2 * slot * row, 2 * row);
+        } else {  // latents, rotary keys in BF16, scales (kv_rows.h)
+          const int64_t rank = harness().model().config().kv_lora_rank, rope = 2 * harness().model().config().qk_rope_head_dim;
+          keep(slot * rank, rank);
+          keep(kPageTokens * rank + slot * rope, rope);
+          keep(kPageTokens * (rank + rope) + 4 * slot, 4);
+        }
       }
     }
     return answer;
@@ -180,7 +196,7 @@ class Speculation : public ::testing::Test {
   }
 };
 
-TEST_F(Speculation, EveryDepthGivesTheSameTokensLogprobsAndKv) {
+TEST_P(Speculation, EveryDepthGivesTheSameTokensLogprobsAndKv) {
   const std::vector<Answer> plain = Answers({.depth = 0}, 6);
   ASSERT_EQ(plain.size(), 6u);
   EXPECT_EQ(plain[0].ids.size(), 90u);
@@ -202,13 +218,13 @@ TEST_F(Speculation, EveryDepthGivesTheSameTokensLogprobsAndKv) {
   }
 }
 
-TEST_F(Speculation, HandedOffPromptsGoOnAlike) {
+TEST_P(Speculation, HandedOffPromptsGoOnAlike) {
   const std::vector<Answer> plain = Answers({.depth = 0}, 6);
   ExpectEqual(plain, Answers({.depth = 0, .hand_off = true}, 6), "handed off, no drafts");
   ExpectEqual(plain, Answers({.depth = 2, .hand_off = true}, 6), "handed off, two drafts");
 }
 
-TEST_F(Speculation, AnotherWorkerGoesOnAlikeWhereverTheFirstOneStopped) {
+TEST_P(Speculation, AnotherWorkerGoesOnAlikeWhereverTheFirstOneStopped) {
   const std::vector<Answer> plain = Answers({.depth = 0}, 6);
   for (const size_t stop : {1, 2, 17, 33}) {
     const std::string how = "stopped after " + std::to_string(stop);
@@ -217,6 +233,23 @@ TEST_F(Speculation, AnotherWorkerGoesOnAlikeWhereverTheFirstOneStopped) {
     ExpectEqual(plain, Answers({.depth = 0, .stops = {stop}, .then = 3}, 6), how + ", then three");
   }
 }
+
+TEST_P(Speculation, AnswersThatReachTheContextsEndEndThere) {
+  const int64_t context = harness().model().config().max_position_embeddings;
+  std::vector<StreamRequest> requests = Requests();
+  requests.resize(1);
+  for (StreamRequest& request : requests) {
+    request.prompt_size = context - 20;
+    request.tokens.resize(static_cast<size_t>(request.prompt_size), 300);
+    request.max_new_tokens = 100;
+  }
+  const std::vector<Answer> plain = Answers(requests, {.depth = 0}, 2);
+  for (const Answer& answer : plain) EXPECT_EQ(answer.ids.size(), 20u);
+  for (const int64_t depth : {1, 3}) ExpectEqual(plain, Answers(requests, {.depth = depth}, 2), "depth " + std::to_string(depth));
+}
+
+INSTANTIATE_TEST_SUITE_P(Kv, Speculation, ::testing::Values(DType::kBF16, DType::kF8E4M3),
+                         [](const auto& info) { return std::string(info.param == DType::kBF16 ? "bf16" : "f8"); });
 
 }  // namespace
 }  // namespace hearth

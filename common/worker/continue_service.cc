@@ -229,7 +229,7 @@ grpc::ServerUnaryReactor* ContinueService::Status(grpc::CallbackServerContext* c
     for (const StepOrderTimes& times : stats.step_orders) {
       v1::WorkerStatus::StepOrder& order = *response->add_step_orders();
       order.set_streams(static_cast<int32_t>(times.streams));
-      order.set_chosen(StepOrderName(times.chosen));
+      if (times.decided) order.set_chosen(StepOrderName(times.chosen));
       order.set_measuring(!times.decided);
       order.set_joint_ms(times.median_ms[static_cast<size_t>(StepOrder::kJoint)]);
       order.set_plain_ms(times.median_ms[static_cast<size_t>(StepOrder::kPlain)]);

@@ -2,6 +2,7 @@
 #include <google/protobuf/util/json_util.h>
 
 #include <iostream>
+#include <sstream>
 
 #include "absl/strings/str_format.h"
 #include "common/base/process.h"
@@ -160,6 +161,15 @@ void PrintSpeculation(const Node& node, std::ostream& out) {
   }
 }
 
+// What workers found out about this machine and their own work.
+void PrintMeasured(const Node& node, std::ostream& out) {
+  std::ostringstream lines;
+  PrintMemory(node, lines);
+  PrintStepOrders(node, lines);
+  PrintSpeculation(node, lines);
+  if (!lines.str().empty()) out << "\nMeasured by the workers\n" << lines.str();
+}
+
 void PrintRouter(const v1::RouterStatus& r, std::ostream& out) {
   out << absl::StrFormat("\nRequests: %d queued, %d in prefill, %d in decode; %d in all, %d failed, %d cancelled, %d resumed\n", r.queued(),
                          r.prefilling(), r.decoding(), r.requests_total(), r.requests_failed(), r.requests_cancelled(), r.resumes_total());
@@ -214,9 +224,7 @@ int Status(const std::string& config_path, bool as_json) {
     PrintProcesses(node, std::cout);
     if (node.store.ok()) PrintStore(*node.store, std::cout);
     PrintWork(node, std::cout);
-    PrintStepOrders(node, std::cout);
-    PrintMemory(node, std::cout);
-    PrintSpeculation(node, std::cout);
+    PrintMeasured(node, std::cout);
     if (node.router.ok()) PrintRouter(*node.router, std::cout);
   }
   bool all = node.store.ok() && node.router.ok() && node.router->ready();

@@ -73,6 +73,18 @@ def test_killed_in_mid_speculation():
             wait_for("idle node", node.idle, 10)
 
 
+def test_killed_with_an_fp8_cache():
+    """Pages of FP8 are handed over as those of BF16 are, with drafts on the way."""
+    plain = {}
+    for depth in (0, 3):
+        with Node(config=f'node.kv_dtype = "fp8"\ndecode.speculation = {depth}') as node:
+            for name, options in CASES.items():
+                whole = answer(node, options)[:3]
+                assert answer(node, options, 41)[:3] == whole, (depth, name)
+                assert plain.setdefault(name, whole) == whole, (depth, name)
+            wait_for("idle node", node.idle, 10)
+
+
 def test_killed_with_stop_strings():
     with Node() as node:
         # A stop string that really occurs: taken from the undisturbed answer, across token borders.
