@@ -17,8 +17,6 @@
 namespace hearth {
 namespace {
 
-// Tokens of one walk over the experts: bounds the workspace to 512 * top_k rows of hidden_size floats a shard.
-constexpr int64_t kTokensMax = 512;
 constexpr int64_t kRowsMax = 512;
 constexpr int64_t kSumStep = 1024;
 constexpr int64_t kQuarters = 4;
@@ -31,8 +29,9 @@ int64_t RowStep(int64_t total_rows, int64_t rows, int threads) {
 
 class CpuExpertEngine : public ExpertEngine {
  public:
-  explicit CpuExpertEngine(HostDevice& device)
+  CpuExpertEngine(HostDevice& device, int64_t workspace_bytes)
       : device_(device),
+        workspace_most_(workspace_bytes),
         pool_(device.pool()),
         kernels_(device.kernels()),
         worker_scratch_(static_cast<size_t>(pool_.num_threads())),
@@ -43,9 +42,13 @@ class CpuExpertEngine : public ExpertEngine {
     if (args.source->num_shards() != args.num_shards) {
       return absl::InvalidArgumentError("the expert source has another number of shards than the op");
     }
-    for (int64_t begin = 0; begin < args.m; begin += kTokensMax) {
+    // Three quarters of the workspace are for inputs and activations, one is for outputs (SliceColumns). Even parts: each reads its experts' weights anew.
+    const int64_t token_bytes = args.top_k * args.terms * (args.hidden + args.intermediate) * static_cast<int64_t>(sizeof(bf16));
+    const int64_t walks = CeilDiv(args.m, std::max<int64_t>(1, workspace_most_ / 4 * 3 / token_bytes));
+    for (int64_t walk = 0; walk < walks; ++walk) {
+      const int64_t begin = walk * args.m / walks;
       ExpertsArgs part = args;
-      part.m = std::min(kTokensMax, args.m - begin);
+      part.m = (walk + 1) * args.m / walks - begin;
       part.x += begin * args.terms * args.hidden;
       part.ids += begin * args.top_k;
       part.weights += begin * args.top_k;
@@ -57,7 +60,7 @@ class CpuExpertEngine : public ExpertEngine {
 
   absl::Status RunRows(const ExpertRowsArgs& args) override {
     std::lock_guard<std::mutex> turn(mutex_);
-    int64_t rows_max = std::min(kTokensMax, args.n);
+    int64_t rows_max = args.n;
     while (rows_max > 0 && ExpertRowsWorkspaceBytes(rows_max, args.hidden, args.intermediate, args.num_shards, args.terms) > args.workspace_bytes) {
       rows_max /= 2;
     }
@@ -82,9 +85,9 @@ class CpuExpertEngine : public ExpertEngine {
     size_t capacity = 0;
     int64_t rows = 0;  // this shard's part of the intermediate size
     int64_t gate_up_step = 0, gate_up_blocks = 0;
-    int64_t down_step = 0, down_blocks = 0;
-    bf16* activations = nullptr;  // [pairs, terms, rows]
-    float* down = nullptr;        // [pairs, hidden]
+    int64_t down_step = 0, down_blocks = 0;  // of a slice
+    bf16* activations = nullptr;             // [pairs, terms, rows]
+    float* down = nullptr;                   // [pairs, slice_]
   };
 
   absl::Status RunTokens(const ExpertsArgs& args);
@@ -93,6 +96,7 @@ class CpuExpertEngine : public ExpertEngine {
   absl::Status TakeWorkspace(const ExpertsArgs& args);
   uint64_t LayOut(const ExpertsArgs& args, void* base);
   void Compute(const ExpertsArgs& args);
+  int64_t SliceColumns(const ExpertsArgs& args) const;
   void GatherInputs(const ExpertsArgs& args);
   void MakeTasks(const ExpertsArgs& args);
   void Work(const ExpertsArgs& args, int worker, bool alone);
@@ -100,7 +104,7 @@ class CpuExpertEngine : public ExpertEngine {
   void GateUp(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block, int worker);
   void Down(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block, int worker);
   void Sum(const ExpertsArgs& args, int64_t task, int worker);
-  void SumShards(const ExpertsArgs& args, int64_t pair, int64_t begin, int64_t n, float* sum);
+  const float* SumShards(int64_t pair, int64_t begin, int64_t n, float* sum);
 
   // y [count, rows of w]
   void Multiply(Form form, WeightView w, const bf16* x, int64_t ldx, int64_t count, int terms, float* y, int64_t ldy, float* scratch) {
@@ -113,6 +117,7 @@ class CpuExpertEngine : public ExpertEngine {
 
   std::mutex mutex_;  // a Run at a time: all below is of the running one
   HostDevice& device_;
+  const int64_t workspace_most_;
   ThreadPool& pool_;
   const KernelTable& kernels_;
   std::vector<Scratch> worker_scratch_;
@@ -124,6 +129,8 @@ class CpuExpertEngine : public ExpertEngine {
   std::vector<Shard> shards_;
   std::unique_ptr<TaskBoard> sum_board_;
   std::atomic<int32_t> down_left_{0};  // over all shards; the task that takes it to zero releases the sums
+  // Outputs are made and summed for some columns of hidden at a time: [slice_begin_, slice_begin_ + slice_count_), slice_ or less.
+  int64_t slice_ = 0, slice_begin_ = 0, slice_count_ = 0;
   int64_t sum_tasks_ = 0;
   bool adds_rows_ = false;  // RunRows: pair i is row pair_token_[i] of the sum, which is added to
   Buffer workspace_;
@@ -168,6 +175,7 @@ void CpuExpertEngine::RunPart(const ExpertRowsArgs& rows, int64_t begin, int64_t
     shards_[s].views.assign(1, rows.shards[s]);
     shards_[s].rows = rows.shards[s].count;
   }
+  slice_ = rows.hidden;
   LayOut(args, rows.workspace);
   adds_rows_ = true;
   Compute(args);
@@ -178,8 +186,18 @@ void CpuExpertEngine::Compute(const ExpertsArgs& args) {
   GatherInputs(args);
   const int64_t work = args.m * args.top_k * 3 * args.hidden * args.intermediate;
   const bool alone = work < device_.parallel_work_min() || pool_.num_threads() == 1;
-  MakeTasks(args);
-  pool_.Run(!alone, [&](int worker) { Work(args, worker, alone); });
+  for (slice_begin_ = 0; slice_begin_ < args.hidden; slice_begin_ += slice_) {
+    slice_count_ = std::min(slice_, args.hidden - slice_begin_);
+    MakeTasks(args);
+    pool_.Run(!alone, [&](int worker) { Work(args, worker, alone); });
+  }
+}
+
+// Columns of hidden whose outputs fit a quarter of the workspace, in even slices.
+int64_t CpuExpertEngine::SliceColumns(const ExpertsArgs& args) const {
+  const int64_t column_bytes = args.m * args.top_k * args.num_shards * static_cast<int64_t>(sizeof(float));
+  const int64_t most = std::max(kRowAlign, workspace_most_ / 4 / column_bytes);
+  return std::min(args.hidden, CeilDiv(CeilDiv(args.hidden, CeilDiv(args.hidden, most)), kRowAlign) * kRowAlign);
 }
 
 // Tokens that share an expert become neighbours, in the order of the batch.
@@ -205,6 +223,7 @@ void CpuExpertEngine::GroupByExpert(const ExpertsArgs& args) {
 }
 
 absl::Status CpuExpertEngine::TakeWorkspace(const ExpertsArgs& args) {
+  slice_ = SliceColumns(args);
   const uint64_t bytes = LayOut(args, nullptr);
   if (bytes > workspace_.bytes()) {
     workspace_ = Buffer();
@@ -223,7 +242,7 @@ uint64_t CpuExpertEngine::LayOut(const ExpertsArgs& args, void* base) {
   gathered_ = reinterpret_cast<bf16*>(take(pairs * args.terms * args.hidden * 2));
   for (Shard& shard : shards_) {
     shard.activations = reinterpret_cast<bf16*>(take(pairs * args.terms * shard.rows * 2));
-    shard.down = reinterpret_cast<float*>(take(pairs * args.hidden * 4));
+    shard.down = reinterpret_cast<float*>(take(pairs * slice_ * 4));
   }
   return next - begin;
 }
@@ -251,7 +270,9 @@ void CpuExpertEngine::GatherInputs(const ExpertsArgs& args) {
   });
 }
 
+// Of a slice; the first one's need gate and up before them.
 void CpuExpertEngine::MakeTasks(const ExpertsArgs& args) {
+  const bool first = slice_begin_ == 0;
   const int64_t experts = static_cast<int64_t>(chosen_.size());
   const int threads = std::max(1, pool_.num_threads() / static_cast<int>(std::min<int64_t>(pool_.num_pools(), args.num_shards)));
   int32_t down_tasks = 0;
@@ -261,19 +282,19 @@ void CpuExpertEngine::MakeTasks(const ExpertsArgs& args) {
       continue;
     }
     shard.gate_up_step = RowStep(experts * shard.rows, shard.rows, threads);
-    shard.gate_up_blocks = CeilDiv(shard.rows, shard.gate_up_step);
-    shard.down_step = RowStep(experts * args.hidden, args.hidden, threads);
-    shard.down_blocks = CeilDiv(args.hidden, shard.down_step);
+    shard.gate_up_blocks = first ? CeilDiv(shard.rows, shard.gate_up_step) : 0;
+    shard.down_step = RowStep(experts * slice_count_, slice_count_, threads);
+    shard.down_blocks = CeilDiv(slice_count_, shard.down_step);
     if (shard.capacity < static_cast<size_t>(experts)) {
       shard.capacity = static_cast<size_t>(args.num_experts);
       shard.gate_up_left = std::make_unique<std::atomic<int32_t>[]>(shard.capacity);
     }
     for (int64_t i = 0; i < experts; ++i) shard.gate_up_left[i].store(static_cast<int32_t>(shard.gate_up_blocks), std::memory_order_relaxed);
     shard.board->Reset(experts * (shard.gate_up_blocks + shard.down_blocks));
-    shard.board->Publish(0, static_cast<int32_t>(experts * shard.gate_up_blocks));
+    shard.board->Publish(0, static_cast<int32_t>(experts * (first ? shard.gate_up_blocks : shard.down_blocks)));
     down_tasks += static_cast<int32_t>(experts * shard.down_blocks);
   }
-  sum_tasks_ = args.m * CeilDiv(args.hidden, kSumStep);
+  sum_tasks_ = args.m * CeilDiv(slice_count_, kSumStep);
   sum_board_->Reset(sum_tasks_);
   down_left_.store(down_tasks, std::memory_order_relaxed);
 }
@@ -324,38 +345,45 @@ void CpuExpertEngine::GateUp(const ExpertsArgs& args, Shard& shard, int64_t inde
   const ExpertView& view = shard.views[static_cast<size_t>(index)];
   const int64_t row = block * shard.gate_up_step;
   const int64_t rows = std::min(shard.gate_up_step, shard.rows - row);
-  const int64_t term_floats = LinearTermsScratch(TokensAtOnce(args.form, chosen.count, args.terms), rows, args.terms);
+  // Gate and up of some tokens stay in cache until they are one.
+  const int64_t at_once = TokensAtOnce(args.form, chosen.count, args.terms);
+  const int64_t term_floats = LinearTermsScratch(at_once, rows, args.terms);
   Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
-  scratch.Reserve(2 * Scratch::Bytes<float>(chosen.count * rows) + Scratch::Bytes<float>(term_floats));
-  float* gate = scratch.Take<float>(chosen.count * rows);
-  float* up = scratch.Take<float>(chosen.count * rows);
+  scratch.Reserve(2 * Scratch::Bytes<float>(at_once * rows) + Scratch::Bytes<float>(term_floats));
+  float* gate = scratch.Take<float>(at_once * rows);
+  float* up = scratch.Take<float>(at_once * rows);
   float* terms = scratch.Take<float>(term_floats);
-  Multiply(args.form, view.gate.Rows(row, rows), chosen.x, args.hidden, chosen.count, args.terms, gate, rows, terms);
-  Multiply(args.form, view.up.Rows(row, rows), chosen.x, args.hidden, chosen.count, args.terms, up, rows, terms);
-  for (int64_t i = 0; i < chosen.count; ++i) {
-    SiluMulTerms(kernels_, gate + i * rows, up + i * rows, rows, args.terms,
-                 shard.activations + (chosen.first_pair + i) * args.terms * shard.rows + row, shard.rows);
+  for (int64_t begin = 0; begin < chosen.count; begin += at_once) {
+    const int64_t count = std::min(at_once, chosen.count - begin);
+    const bf16* x = chosen.x + begin * args.terms * args.hidden;
+    Multiply(args.form, view.gate.Rows(row, rows), x, args.hidden, count, args.terms, gate, rows, terms);
+    Multiply(args.form, view.up.Rows(row, rows), x, args.hidden, count, args.terms, up, rows, terms);
+    bf16* activations = shard.activations + (chosen.first_pair + begin) * args.terms * shard.rows + row;
+    for (int64_t i = 0; i < count; ++i) {
+      SiluMulTerms(kernels_, gate + i * rows, up + i * rows, rows, args.terms, activations + i * args.terms * shard.rows, shard.rows);
+    }
   }
 }
 
 void CpuExpertEngine::Down(const ExpertsArgs& args, Shard& shard, int64_t index, int64_t block, int worker) {
   const Chosen& chosen = chosen_[static_cast<size_t>(index)];
   const int64_t row = block * shard.down_step;
-  const int64_t rows = std::min(shard.down_step, args.hidden - row);
+  const int64_t rows = std::min(shard.down_step, slice_count_ - row);
   const int64_t term_floats = LinearTermsScratch(TokensAtOnce(args.form, chosen.count, args.terms), rows, args.terms);
   Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
   scratch.Reserve(Scratch::Bytes<float>(term_floats));
-  Multiply(args.form, shard.views[static_cast<size_t>(index)].down.Rows(row, rows), shard.activations + chosen.first_pair * args.terms * shard.rows,
-           shard.rows, chosen.count, args.terms, shard.down + chosen.first_pair * args.hidden + row, args.hidden, scratch.Take<float>(term_floats));
+  Multiply(args.form, shard.views[static_cast<size_t>(index)].down.Rows(slice_begin_ + row, rows),
+           shard.activations + chosen.first_pair * args.terms * shard.rows, shard.rows, chosen.count, args.terms,
+           shard.down + chosen.first_pair * slice_ + row, slice_, scratch.Take<float>(term_floats));
 }
 
 void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {
-  const int64_t steps = CeilDiv(args.hidden, kSumStep);
+  const int64_t steps = CeilDiv(slice_count_, kSumStep);
   const int64_t token = task / steps;
-  const int64_t begin = task % steps * kSumStep;
-  const int64_t n = std::min(kSumStep, args.hidden - begin);
+  const int64_t begin = task % steps * kSumStep;  // in the slice
+  const int64_t n = std::min(kSumStep, slice_count_ - begin);
   const int64_t row = adds_rows_ ? pair_token_[static_cast<size_t>(token)] : token;
-  float* out = args.out + row * args.hidden + begin;
+  float* out = args.out + row * args.hidden + slice_begin_ + begin;
 
   Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
   scratch.Reserve((kQuarters + 1) * Scratch::Bytes<float>(kSumStep));
@@ -364,8 +392,7 @@ void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {
   float* expert_sum = scratch.Take<float>(kSumStep);
 
   if (adds_rows_) {
-    SumShards(args, token, begin, n, expert_sum);
-    kernels_.axpy(args.weights[token], expert_sum, out, n);
+    kernels_.axpy(args.weights[token], SumShards(token, begin, n, expert_sum), out, n);
     return;
   }
   auto clear_quarters = [&] {
@@ -384,8 +411,7 @@ void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {
   if (args.form == Form::kPrefill) {
     clear_quarters();
     for (int64_t j = 0; j < args.top_k; ++j) {
-      SumShards(args, pair(j), begin, n, expert_sum);
-      kernels_.axpy(weights[j], expert_sum, quarter_of(ids[j]), n);
+      kernels_.axpy(weights[j], SumShards(pair(j), begin, n, expert_sum), quarter_of(ids[j]), n);
     }
     for (int64_t i = 0; i < n; ++i) out[i] = joined(i);
     return;
@@ -394,22 +420,26 @@ void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {
   for (const Shard& shard : shards_) {
     if (shard.rows == 0) continue;
     clear_quarters();
-    for (int64_t j = 0; j < args.top_k; ++j) kernels_.axpy(weights[j], shard.down + pair(j) * args.hidden + begin, quarter_of(ids[j]), n);
+    for (int64_t j = 0; j < args.top_k; ++j) kernels_.axpy(weights[j], shard.down + pair(j) * slice_ + begin, quarter_of(ids[j]), n);
     for (int64_t i = 0; i < n; ++i) out[i] += joined(i);
   }
 }
 
-// An expert's down output of the prefill form, [begin, begin + n): its shards ascending.
-void CpuExpertEngine::SumShards(const ExpertsArgs& args, int64_t pair, int64_t begin, int64_t n, float* sum) {
+// An expert's down output of the prefill form, [begin, begin + n) of the slice: its shards ascending, from zero, in `sum`; one shard's lies there already.
+const float* CpuExpertEngine::SumShards(int64_t pair, int64_t begin, int64_t n, float* sum) {
+  if (shards_.size() == 1) return shards_[0].down + pair * slice_ + begin;
   std::fill_n(sum, n, 0.0f);
   for (const Shard& shard : shards_) {
-    if (shard.rows > 0) kernels_.axpy(1.0f, shard.down + pair * args.hidden + begin, sum, n);
+    if (shard.rows > 0) kernels_.axpy(1.0f, shard.down + pair * slice_ + begin, sum, n);
   }
+  return sum;
 }
 
 }  // namespace
 
-std::unique_ptr<ExpertEngine> MakeCpuExpertEngine(HostDevice& device) { return std::make_unique<CpuExpertEngine>(device); }
+std::unique_ptr<ExpertEngine> MakeCpuExpertEngine(HostDevice& device, int64_t workspace_bytes) {
+  return std::make_unique<CpuExpertEngine>(device, workspace_bytes);
+}
 
 absl::StatusOr<std::unique_ptr<HostDevice>> MakeHostDevice(const HostDeviceOptions& options) {
   ASSIGN_OR_RETURN(std::unique_ptr<HostDevice> device, HostDevice::Create(options));

@@ -182,6 +182,28 @@ TEST_P(ExpertEngine, SumsInTheFixedOrderWhateverThreadsAndBatch) {
   }
 }
 
+// In a workspace of a few tokens and columns, in many walks and slices: the bits of one walk.
+TEST_P(ExpertEngine, ASmallWorkspaceMovesNoBit) {
+  FakeSource source(GetParam());
+  constexpr int64_t kTokens = 40;
+  const int64_t hidden = source.hidden();
+  const Tokens tokens(kTokens, hidden);
+  for (const Form form : {Form::kPrefill, Form::kDecode}) {
+    std::vector<float> whole;
+    for (const int64_t workspace : {kExpertWorkspaceBytes, int64_t{200000}, int64_t{1}}) {
+      auto device = HostDevice::Create({.num_threads = 3, .num_pools = 2, .parallel_work_min = 0});
+      ASSERT_TRUE(device.ok()) << device.status();
+      (*device)->SetExpertEngine(MakeCpuExpertEngine(**device, workspace));
+      auto stream = (*device)->MakeStream("s");
+      std::vector<float> out(static_cast<size_t>(kTokens * hidden), -1.0f);
+      (*device)->ops().Experts(*stream, Args(form, source, tokens, 0, kTokens, out.data()));
+      ASSERT_TRUE(stream->Synchronize().ok()) << stream->Synchronize();
+      if (whole.empty()) whole = out;
+      EXPECT_EQ(out, whole) << "workspace of " << workspace;
+    }
+  }
+}
+
 // An expert at a time over the rows that chose it, quarter by quarter, as a pass that streams experts does it: the bits of the Experts op. A workspace of
 // five rows cuts the hot experts' rows in parts.
 TEST_P(ExpertEngine, RowsOfOneExpertAtATimeAddUpToTheSameBits) {

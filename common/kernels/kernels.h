@@ -71,7 +71,7 @@ struct ExpandedPage {
   int64_t key_dim = 0;  // even
   int64_t value_dim = 0;
   int terms = 1;
-  float scale = 1.0f;
+  float scale = 1.0f;  // positive
 };
 // Room for a page's tiles, in floats, whatever the path.
 inline constexpr int64_t AttendPageScratch(int64_t key_dim, int64_t value_dim) {

@@ -198,8 +198,8 @@ TEST_P(TileGemmTest, EverySizeHasThePromisedOrderToTheBit) {
                                                             {64, 127, 31, 70},
                                                             {65, 129, 17, 70},
                                                             {131, 300, 33, 70},
-                                                            {3, 140, 257, 300},
-                                                            {2, 128, 271, 300}}) {
+                                                            {3, 140, kGemmTokens + 1, kGemmTokens + 44},
+                                                            {2, 128, kGemmTokens + 15, kGemmTokens + 44}}) {
     const MatrixCase w(rng_, GetParam(), rows, cols, cols + 3, 101);
     std::vector<bf16> x(static_cast<size_t>(tokens_max * cols));
     FillGaussian(rng_, x);
@@ -270,8 +270,8 @@ TEST(TileGemmUnitTest, EveryF8CodeCountsAndSubnormalActivationsDoNot) {
 TEST(TileGemmUnitTest, RegistersAreConfiguredOnceAPanelAndNotForNothing) {
   std::mt19937 rng(7);
   const MatrixCase w(rng, DType::kBF16, 150, 300, 300, 0);
-  const std::vector<bf16> x(static_cast<size_t>(300 * 300));
-  std::vector<float> y(static_cast<size_t>(300 * 150));
+  const std::vector<bf16> x(static_cast<size_t>((kGemmTokens + 1) * 300));
+  std::vector<float> y(static_cast<size_t>((kGemmTokens + 1) * 150));
   const auto configured = [&](int64_t tokens) {
     const int before = TwinUnit::configured_calls;
     Product(w.view(), x.data(), 300, tokens, y.data(), 150, 0, 150);
@@ -279,8 +279,8 @@ TEST(TileGemmUnitTest, RegistersAreConfiguredOnceAPanelAndNotForNothing) {
   };
   EXPECT_EQ(configured(0), 0);
   EXPECT_EQ(configured(1), 1);
-  EXPECT_EQ(configured(256), 1);
-  EXPECT_EQ(configured(257), 2);
+  EXPECT_EQ(configured(kGemmTokens), 1);
+  EXPECT_EQ(configured(kGemmTokens + 1), 2);
 }
 
 }  // namespace

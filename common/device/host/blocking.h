@@ -20,7 +20,7 @@ inline LinearKernel* ProductOf(const KernelTable& kernels, Form form) { return f
 inline int64_t TokensAtOnce(Form form, int64_t tokens, int terms) {
   // Decode form: their activations stay in the second-level cache while a block of weight rows passes. Prefill form: what weights are converted for
   // once; the more, the less that costs.
-  const int64_t most = form == Form::kPrefill ? 252 / terms : 32;
+  const int64_t most = form == Form::kPrefill ? 504 / terms : 32;
   return tokens <= most ? std::max<int64_t>(tokens, 1) : CeilDiv(tokens, CeilDiv(tokens, most));
 }
 

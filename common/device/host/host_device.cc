@@ -2,6 +2,7 @@
 
 #include <pthread.h>
 #include <sched.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
@@ -13,6 +14,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "common/base/ceil_div.h"
 #include "common/base/time.h"
 #include "common/device/host/host_ops.h"
 #include "common/device/host/host_stream.h"
@@ -22,6 +24,7 @@ namespace {
 
 // What must be looked at without a Notify (a stop, a peer's death) is looked at this often.
 constexpr int64_t kLookNs = 100'000'000;
+constexpr size_t kHugePage = size_t{2} << 20;
 
 class HostEventCount : public HostSignal {
  public:
@@ -119,12 +122,15 @@ class HostDeviceImpl : public HostDevice {
       }
     } while (!budget_->used.compare_exchange_weak(used, used + rounded, std::memory_order_relaxed));
     budget_->Reached(used + rounded);
-    void* data = std::aligned_alloc(64, std::max<size_t>(rounded, 64));
+    const bool large = rounded >= 2 * kHugePage;
+    void* data = std::aligned_alloc(large ? kHugePage : 64, large ? CeilDiv(rounded, kHugePage) * kHugePage : std::max<size_t>(rounded, 64));
     if (data == nullptr) {
       budget_->used.fetch_sub(rounded, std::memory_order_relaxed);
       return absl::ResourceExhaustedError(
           absl::StrCat("the machine has no ", HumanBytes(static_cast<double>(rounded)), " of memory left for the host device"));
     }
+    // Rows of a batch lie pages apart; in small pages a walk over a few columns of all rows misses the translations. Refused: costs speed only.
+    if (large) madvise(data, rounded, MADV_HUGEPAGE);
     std::memset(data, 0, std::max<size_t>(rounded, 64));
     return Buffer(data, bytes, [data, rounded, budget = budget_] {
       std::free(data);

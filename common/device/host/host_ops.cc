@@ -55,8 +55,9 @@ void HostOps::Product(const LinearArgs& a) {
   const int64_t token_blocks = CeilDiv(a.m, at_once);
   if (rows == 0 || token_blocks == 0) return;
   const bool parallel = Parallel(a.m * rows * a.w.cols) && pool_.num_threads() > 1;
-  // Several tasks a thread, so that one late to wake costs little.
-  const int64_t wanted = parallel ? CeilDiv(4 * pool_.num_threads(), token_blocks) : 1;
+  // Several tasks a thread, so that one late to wake costs little; in prefill form so many that a thread with one more than the others costs little.
+  const int64_t tasks = (a.form == Form::kPrefill ? 32 : 4) * pool_.num_threads();
+  const int64_t wanted = parallel ? CeilDiv(tasks, token_blocks) : 1;
   const int64_t step = CeilDiv(CeilDiv(rows, std::min(wanted, rows)), kRowAlign) * kRowAlign;
   WeightView w = a.w;
   w.fetch_ahead = fetch_ahead_;

@@ -112,24 +112,20 @@ HEARTH_INLINE auto ValueKernel(std::integer_sequence<int, I...>, int64_t vectors
 template <class V>
 HEARTH_INLINE float AdvancePage(float* scores, int64_t vectors, int64_t begin, int64_t end, float scale, int terms, SoftmaxState* state,
                                 bf16* weights) {
-  for (int64_t c = 0; c < vectors; ++c) {
-    float* at = scores + c * V::kLanes;
-    V::Store(at, V::Mul(V::Load(at), V::Set(scale)));
-  }
   for (int64_t j = 0; j < begin; ++j) scores[j] = -__builtin_inff();
   for (int64_t j = end < 0 ? 0 : end; j < vectors * V::kLanes; ++j) scores[j] = -__builtin_inff();
-  typename V::F most = V::Set(state->max);
+  typename V::F most = V::Set(-__builtin_inff());
   for (int64_t c = 0; c < vectors; ++c) most = V::Max(most, V::Load(scores + c * V::kLanes));
-  const float max = V::ReduceMax(most);
+  const float max = scale * V::ReduceMax(most);
   float factor = 1.0f;
   if (max > state->max) {
     factor = ExpOne<V>(state->max - max);
     state->max = max;
   }
-  const typename V::F base = V::Set(max == -__builtin_inff() ? 0.0f : max);  // nothing visible so far: weights of zero
+  const typename V::F base = V::Set(state->max == -__builtin_inff() ? 0.0f : state->max);  // nothing visible so far: weights of zero
   typename V::F sum = V::Zero();
   for (int64_t c = 0; c < vectors; ++c) {
-    const typename V::F weight = Exp<V>(V::Sub(V::Load(scores + c * V::kLanes), base));
+    const typename V::F weight = Exp<V>(V::Sub(V::Mul(V::Load(scores + c * V::kLanes), V::Set(scale)), base));
     sum = V::Add(sum, weight);
     bf16* high = weights + c * V::kLanes;
     V::StoreBf16(high, weight);

@@ -32,7 +32,7 @@ namespace hearth {
 namespace {
 
 constexpr int kGemmPairs = kScaleBlock / 2;  // of columns in a tile
-constexpr int64_t kGemmTokens = 256;         // whose totals fit L2 beside their activations in a few blocks of columns
+constexpr int64_t kGemmTokens = 512;         // whose totals take an eighth of L2
 constexpr int64_t kGemmTailTokens = 24;
 
 template <class G>

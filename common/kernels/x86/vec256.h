@@ -28,6 +28,7 @@ struct Vec256 {
   static HEARTH_INLINE F Max(F a, F b) { return _mm256_max_ps(a, b); }
   static HEARTH_INLINE F Min(F a, F b) { return _mm256_min_ps(a, b); }
   static HEARTH_INLINE F Round(F x) { return _mm256_round_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
+  // Integral n in [-252, 252]; in two steps so that results beyond the normal range round or overflow rightly.
   static HEARTH_INLINE F TimesPow2(F p, F n) {
     const I exponent = _mm256_cvtps_epi32(n);
     const I half = _mm256_srai_epi32(exponent, 1);

@@ -34,13 +34,8 @@ struct Vec512 {
   static HEARTH_INLINE F Min(F a, F b) { return _mm512_min_ps(a, b); }
   static HEARTH_INLINE F Round(F x) { return _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC); }
 
-  // p * 2^n for integral n in [-252, 252], in two steps so that results beyond the normal range round or overflow
-  // rightly.
-  static HEARTH_INLINE F TimesPow2(F p, F n) {
-    const I exponent = _mm512_cvtps_epi32(n);
-    const I half = _mm512_srai_epi32(exponent, 1);
-    return Mul(Mul(p, Pow2(half)), Pow2(_mm512_sub_epi32(exponent, half)));
-  }
+  // p * 2^n for integral n, rounded once: subnormal results and overflow come out right.
+  static HEARTH_INLINE F TimesPow2(F p, F n) { return _mm512_scalef_ps(p, n); }
 
   // Lane i + 8 is added to lane i, then 4, 2, 1.
   static HEARTH_INLINE float ReduceAdd(F x) {
@@ -124,7 +119,6 @@ struct Vec512 {
 
  private:
   static HEARTH_INLINE __m256 Fold(F x) { return _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1)); }
-  static HEARTH_INLINE F Pow2(I n) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23)); }
   static HEARTH_INLINE F WidenBf16(__m256i x) { return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(x), 16)); }
   static HEARTH_INLINE F WidenF8(__m128i codes) {
     const __m256i words = _mm256_slli_epi16(_mm256_cvtepu8_epi16(codes), 8);
