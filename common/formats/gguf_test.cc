@@ -10,6 +10,7 @@
 #include <limits>
 #include <string>
 
+#include "common/base/quant_blocks.h"
 #include "common/formats/gguf_model.h"
 #include "common/formats/gguf_test_util.h"
 #include "common/formats/model_config.h"
@@ -301,6 +302,26 @@ TEST_F(GgufTest, AStackIsHeldAgainstTheMetadataBeforeItIsCut) {
   w.Uint32("deepseek2.expert_count", 3);
   w.Tensor("blk.1.ffn_gate_exps.weight", kQ4_0, {3, 2, 32}, std::string(3 * 2 * 18, '\0'));
   EXPECT_THAT(error(w), AllOf(HasSubstr("blk.1.ffn_gate_exps.weight"), HasSubstr("Q4_0"), HasSubstr("Q8_0")));
+}
+
+TEST_F(GgufTest, BlocksInRowsThatNoKernelTakesAreRefusedByTensor) {
+  for (const int64_t columns : {kBlockRowMax, kBlockRowMax + 32}) {
+    GgufTestWriter w;
+    w.Tensor("output.weight", DType::kQ8_0, {1, columns}, std::string(static_cast<size_t>(columns / 32 * 34), '\0'));
+    w.Write(Path());
+    const absl::StatusOr<Checkpoint> checkpoint = Checkpoint::Open(Path());
+    ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+    PlannedTensor head;
+    head.name = "lm_head.weight";
+    head.shape = {1, columns};
+    head.may_be_blocks = true;
+    const absl::Status status = CheckPlan({}, {head}, *checkpoint);
+    if (columns == kBlockRowMax) {
+      EXPECT_TRUE(status.ok()) << status;
+      continue;
+    }
+    EXPECT_THAT(std::string(status.message()), AllOf(HasSubstr("lm_head.weight"), HasSubstr("65568"), HasSubstr("at most 65536")));
+  }
 }
 
 TEST_F(GgufTest, NumbersThatAreNoneAreRefusedByTheirKey) {

@@ -29,7 +29,7 @@ namespace hearth {
 //   scales[((scale_row0 + r) / 128) * scale_stride + c / 128]
 // A view of some rows of a bigger tensor keeps the tensor's block grid through `scale_row0` (heads of kv_b_proj begin
 // inside blocks).
-// A row of a block format (quant_blocks.h) is whole blocks: cols and row_stride are multiples of BlockOf(dtype).elements.
+// A row of a block format (quant_blocks.h) is whole blocks, at most kBlockRowMax columns: cols and row_stride are multiples of BlockOf(dtype).elements.
 struct WeightView {
   const void* data = nullptr;
   DType dtype = DType::kInvalid;

@@ -1,6 +1,7 @@
 // Block formats times BF16 activations by VDPBF16PS: the policies of linear.h for the avx512bf16 path. Every quantized integer is a BF16 number
-// that look-ups find: of bytes in two tables of halves, of nibbles and six-bit codes in one table of words. A step is 64 columns. A part's sum
-// starts from zero in lanes of its own, and is scaled as it is added to the total. Included by avx512bf16.cc only; see isa_local.h.
+// that look-ups find: of bytes in two tables of halves, of nibbles and six-bit codes in one table of words. Integers stay in the lanes that the format
+// has them in, so that widening costs little, and activations are put in that order once for all rows. A part's sum starts from zero in lanes of its
+// own, and is scaled as it is added to the total. Included by avx512bf16.cc only; see isa_local.h.
 #pragma once
 
 #include <immintrin.h>
@@ -62,7 +63,7 @@ constexpr WordTable<32, 16, 0> kNibbles;
 constexpr WordTable<32, 16, -8> kSignedNibbles;
 constexpr WordTable<64, 64, -32> kSixBits;
 
-// Places of the even ones of 64 words.
+// The even ones of 64 words, and the odd ones.
 struct EvenWords {
   alignas(64) uint16_t word[32] = {};
   constexpr EvenWords() {
@@ -70,6 +71,10 @@ struct EvenWords {
   }
 };
 constexpr EvenWords kEvenWords;
+HEARTH_INLINE __m512i Even(__m512i low, __m512i high) { return _mm512_permutex2var_epi16(low, _mm512_load_si512(kEvenWords.word), high); }
+HEARTH_INLINE __m512i Odd(__m512i low, __m512i high) {
+  return _mm512_permutex2var_epi16(low, _mm512_add_epi16(_mm512_load_si512(kEvenWords.word), _mm512_set1_epi16(1)), high);
+}
 
 // The sums of 32 numbers each, from x on.
 HEARTH_INLINE __m128 SumsOfFour(const bf16* x) {
@@ -79,158 +84,233 @@ HEARTH_INLINE __m128 SumsOfFour(const bf16* x) {
   return Vec512::ReduceFour(sum(0), sum(1), sum(2), sum(3));
 }
 
-struct PairOfVectors {
-  __m512bh a, b;
-};
+// Four lanes each of numbers a, b, c, d of a vector, for a permutation.
+HEARTH_INLINE __m512i Quarters(int a, int b, int c, int d) { return _mm512_setr_epi32(a, a, a, a, b, b, b, b, c, c, c, c, d, d, d, d); }
 
-template <DType kDType>
+HEARTH_INLINE __m512bh ArrangedAt(const bf16* x, int vector) { return (__m512bh)Vec512::LoadBytes(x + 32 * vector); }
+HEARTH_INLINE void Arrange(__m512i value, bf16* x, int vector) { _mm512_storeu_si512(x + 32 * vector, value); }
+
+// kSpan: columns between two looks at scales, kStep: between two weights W; kSpanX: BF16 numbers that a span's activations take up when arranged.
+template <DType kDType, int kColumns>
 struct BlockInBf16Base : BlockSizes<kDType> {
   using Acc = __m512;
-  using W = PairOfVectors;
-  static constexpr int kStep = 64;
-  static constexpr int kSpan = BlockSizes<kDType>::kBlock < kStep ? kStep : BlockSizes<kDType>::kBlock;
-};
-
-// Blocks of 32 columns: two to a step, the first in lanes 0-7 and the second in 8-15, each with its scale there. The last of an odd number
-// stands alone (the functions in One), zeros in the other's place.
-template <DType kDType>
-struct TwoBlocksInBf16 : BlockInBf16Base<kDType> {
-  using X = PairOfVectors;
-  using Scales = __m512;
-  static HEARTH_INLINE void Add(__m512& total, const PairOfVectors& w, const Scales& scales, int, const X& x) {
-    total = _mm512_fmadd_ps(_mm512_dpbf16_ps(_mm512_dpbf16_ps(_mm512_setzero_ps(), w.a, x.a), w.b, x.b), scales, total);
-  }
+  static constexpr int kSpan = BlockSizes<kDType>::kBlock < kColumns ? kColumns : BlockSizes<kDType>::kBlock;
+  static constexpr int kStep = kColumns;
+  static constexpr int kSpanX = kSpan;
 };
 
 template <DType kDType>
 struct BlockInBf16;
 
+// Two blocks to a step, the first in lanes 0-7 and the second in 8-15, each with its scale there.
 template <>
-struct BlockInBf16<DType::kQ8_0> : TwoBlocksInBf16<DType::kQ8_0> {
+struct BlockInBf16<DType::kQ8_0> : BlockInBf16Base<DType::kQ8_0, 64> {
+  struct W {
+    __m512bh a, b;
+  };
+  using Scales = __m512;
+
+  // Interleaving bytes within 128-bit lanes moves columns as it does FP8 codes.
+  static HEARTH_INLINE void ArrangeX(const bf16* x, bf16* out) {
+    const F8InBf16::X arranged = F8InBf16::LoadX(x);
+    Arrange((__m512i)arranged.a, out, 0);
+    Arrange((__m512i)arranged.b, out, 1);
+  }
   static HEARTH_INLINE void LoadScales(const uint8_t* p, Scales& out) {
     const __m128i first = _mm_set1_epi16(static_cast<int16_t>(Bits16(p)));
     const __m128i second = _mm_set1_epi16(static_cast<int16_t>(Bits16(p + kBlockBytes)));
     out = _mm512_cvtph_ps(_mm256_inserti128_si256(_mm256_castsi128_si256(first), second, 1));
   }
-  static HEARTH_INLINE void LoadScalesOne(const uint8_t* p, Scales& out) {
-    out = _mm512_cvtph_ps(_mm256_zextsi128_si256(_mm_set1_epi16(static_cast<int16_t>(Bits16(p)))));
-  }
-  static HEARTH_INLINE W Load(const uint8_t* p, int) {
-    return Widen(_mm512_inserti64x4(_mm512_castsi256_si512(Load32(p + 2)), Load32(p + kBlockBytes + 2), 1));
-  }
-  static HEARTH_INLINE W LoadOne(const uint8_t* p) { return Widen(_mm512_zextsi256_si512(Load32(p + 2))); }
-  // The bytes' columns lie as those of F8InBf16.
-  static HEARTH_INLINE X LoadX(const bf16* p) { return Same(F8InBf16::LoadX(p)); }
-  static HEARTH_INLINE X LoadXOne(const bf16* p) { return Same(F8InBf16::LoadXN(p, kBlock)); }
-
- private:
-  static HEARTH_INLINE X Same(const F8InBf16::X& x) { return {x.a, x.b}; }
-  static HEARTH_INLINE W Widen(__m512i q) {
-    const Bf16Bytes bytes = LookUpI8(q);
+  static HEARTH_INLINE W Load(const uint8_t* p, const Scales&, int) {
+    const Bf16Bytes bytes = LookUpI8(_mm512_inserti64x4(_mm512_castsi256_si512(Load32(p + 2)), Load32(p + kBlockBytes + 2), 1));
     return {(__m512bh)_mm512_unpacklo_epi8(bytes.lower, bytes.upper), (__m512bh)_mm512_unpackhi_epi8(bytes.lower, bytes.upper)};
   }
+  static HEARTH_INLINE void Add(__m512& total, const W& w, const Scales& scales, int, const bf16* x) {
+    const __m512 sum = _mm512_dpbf16_ps(_mm512_dpbf16_ps(_mm512_setzero_ps(), w.a, ArrangedAt(x, 0)), w.b, ArrangedAt(x, 1));
+    total = _mm512_fmadd_ps(sum, scales, total);
+  }
+  static HEARTH_INLINE void Finish(__m512&, const Scales&, const bf16*) {}
 };
 
-template <>
-struct BlockInBf16<DType::kI4G32> : TwoBlocksInBf16<DType::kI4G32> {
-  static HEARTH_INLINE void LoadScales(const uint8_t* p, Scales& out) {
-    out = Scale(_mm512_inserti64x4(_mm512_castsi256_si512(Twice(p)), Twice(p + kBlockBytes), 1));
-  }
-  static HEARTH_INLINE void LoadScalesOne(const uint8_t* p, Scales& out) { out = Scale(_mm512_zextsi256_si512(Twice(p))); }
-  static HEARTH_INLINE W Load(const uint8_t* p, int) {
-    return Widen(_mm256_inserti128_si256(_mm256_castsi128_si256(Load16(p + 2)), Load16(p + kBlockBytes + 2), 1));
-  }
-  static HEARTH_INLINE W LoadOne(const uint8_t* p) { return Widen(_mm256_zextsi128_si256(Load16(p + 2))); }
-  // The even columns of 64, and the odd ones: as the nibbles lie.
-  static HEARTH_INLINE X LoadX(const bf16* p) { return Arrange(Vec512::LoadBytes(p), Vec512::LoadBytes(p + 32)); }
-  static HEARTH_INLINE X LoadXOne(const bf16* p) { return Arrange(Vec512::LoadBytes(p), _mm512_setzero_si512()); }
-
- private:
-  static HEARTH_INLINE __m128i Load16(const uint8_t* p) { return _mm_loadu_si128(reinterpret_cast<const __m128i*>(p)); }
-  static HEARTH_INLINE __m256i Twice(const uint8_t* p) { return _mm256_set1_epi16(static_cast<int16_t>(Bits16(p))); }
-  // BF16 is the upper half of F32.
-  static HEARTH_INLINE __m512 Scale(__m512i words) {
-    return _mm512_castsi512_ps(_mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
-  }
-  static HEARTH_INLINE W Widen(__m256i bytes) {
-    const __m512i words = _mm512_cvtepu8_epi16(bytes);
-    const __m512i table = _mm512_load_si512(kSignedNibbles.word);
-    return {(__m512bh)_mm512_permutexvar_epi16(words, table), (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), table)};
-  }
-  static HEARTH_INLINE X Arrange(__m512i low, __m512i high) {
-    const __m512i index = _mm512_load_si512(kEvenWords.word);
-    const __m512i odd = _mm512_add_epi16(index, _mm512_set1_epi16(1));
-    return {(__m512bh)_mm512_permutex2var_epi16(low, index, high), (__m512bh)_mm512_permutex2var_epi16(low, odd, high)};
-  }
-};
-
-// The 32 bytes of a step hold columns 0-31 in their low nibbles and 32-63 in the high ones.
-template <>
-struct BlockInBf16<DType::kQ4_K> : BlockInBf16Base<DType::kQ4_K> {
-  struct Scales {
-    float scale[8];
-    float min[8];
-  };
-  struct X {
-    __m512bh a, b;
-    __m512 a_sum, b_sum;
-  };
-  static HEARTH_INLINE void LoadScales(const uint8_t* p, Scales& out) { BlockUnits<DType::kQ4_K>::Scales(p, out.scale, out.min); }
-  static HEARTH_INLINE W Load(const uint8_t* p, int step) {
-    const __m512i words = _mm512_cvtepu8_epi16(Load32(p + 16 + 32 * step));
-    const __m512i table = _mm512_load_si512(kNibbles.word);
-    return {(__m512bh)_mm512_permutexvar_epi16(words, table), (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4), table)};
-  }
-  static HEARTH_INLINE X LoadX(const bf16* p) {
-    const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
-    const __m512bh a = (__m512bh)Vec512::LoadBytes(p), b = (__m512bh)Vec512::LoadBytes(p + 32);
-    return {a, b, _mm512_dpbf16_ps(_mm512_setzero_ps(), ones, a), _mm512_dpbf16_ps(_mm512_setzero_ps(), ones, b)};
-  }
-  static HEARTH_INLINE void Add(__m512& total, const W& w, const Scales& scales, int step, const X& x) {
-    const __m512 zero = _mm512_setzero_ps();
-    total = _mm512_fmadd_ps(_mm512_dpbf16_ps(zero, w.a, x.a), _mm512_set1_ps(scales.scale[2 * step]), total);
-    total = _mm512_fmadd_ps(_mm512_dpbf16_ps(zero, w.b, x.b), _mm512_set1_ps(scales.scale[2 * step + 1]), total);
-    total = _mm512_fmadd_ps(x.a_sum, _mm512_set1_ps(scales.min[2 * step]), total);
-    total = _mm512_fmadd_ps(x.b_sum, _mm512_set1_ps(scales.min[2 * step + 1]), total);
-  }
-};
-
-// A step is two runs of 32 columns; a run's two parts lie in lanes 0-7 and 8-15.
-template <>
-struct BlockInBf16<DType::kQ6_K> : BlockInBf16Base<DType::kQ6_K> {
-  using X = PairOfVectors;
-  struct Scales {
-    alignas(64) float scale[16];
-  };
-  static HEARTH_INLINE void LoadScales(const uint8_t* p, Scales& out) { BlockUnits<DType::kQ6_K>::Scales(p, out.scale, nullptr); }
-  // Look-ups take the lower nibble and, above it, two bits of `upper` where they have been shifted to; what stands higher is ignored.
-  static HEARTH_INLINE W Load(const uint8_t* p, int step) {
-    const int half = step / 2;
-    __m512i low_a = _mm512_cvtepu8_epi16(Load32(p + 64 * half)), low_b = _mm512_cvtepu8_epi16(Load32(p + 64 * half + 32));
-    __m512i upper_a = _mm512_cvtepu8_epi16(Load32(p + 128 + 32 * half)), upper_b;
-    if (step % 2 == 0) {
-      upper_b = _mm512_slli_epi16(upper_a, 2);
-      upper_a = _mm512_slli_epi16(upper_a, 4);
-    } else {
-      low_a = _mm512_srli_epi16(low_a, 4);
-      low_b = _mm512_srli_epi16(low_b, 4);
-      upper_b = _mm512_srli_epi16(upper_a, 2);
+// Where four blocks' scales and nibbles lie.
+struct I4Places {
+  alignas(64) uint8_t scale[64] = {};
+  alignas(64) uint8_t nibbles[64] = {};  // bit 6: of a second vector, which begins 8 bytes behind the first
+  constexpr I4Places() {
+    for (int i = 0; i < 64; ++i) {
+      const int block = 18 * (i / 16), at = block + 2 + i % 16;
+      scale[i] = static_cast<uint8_t>(block + i % 2);
+      nibbles[i] = static_cast<uint8_t>(at < 64 ? at : 64 + at - 8);
     }
-    return {Find(low_a, upper_a), Find(low_b, upper_b)};
   }
-  static HEARTH_INLINE X LoadX(const bf16* p) { return {(__m512bh)Vec512::LoadBytes(p), (__m512bh)Vec512::LoadBytes(p + 32)}; }
-  static HEARTH_INLINE void Add(__m512& total, const W& w, const Scales& scales, int step, const X& x) {
+};
+constexpr I4Places kI4Places;
+
+// Four blocks to a step, each in four lanes: word j of a block's eight holds columns 4 j to 4 j + 3, and vector k of the four takes the k-th of them.
+template <>
+struct BlockInBf16<DType::kI4G32> : BlockInBf16Base<DType::kI4G32, 128> {
+  struct W {
+    __m512bh q[4];
+  };
+  using Scales = __m512;
+
+  static HEARTH_INLINE void ArrangeX(const bf16* x, bf16* out) {
+    const __m512i a = Vec512::LoadBytes(x), b = Vec512::LoadBytes(x + 32), c = Vec512::LoadBytes(x + 64), d = Vec512::LoadBytes(x + 96);
+    const __m512i even_low = Even(a, b), even_high = Even(c, d), odd_low = Odd(a, b), odd_high = Odd(c, d);
+    Arrange(Even(even_low, even_high), out, 0);
+    Arrange(Even(odd_low, odd_high), out, 1);
+    Arrange(Odd(even_low, even_high), out, 2);
+    Arrange(Odd(odd_low, odd_high), out, 3);
+  }
+  // BF16 is the upper half of F32: bytes 2 and 3 of each of a block's four lanes.
+  static HEARTH_INLINE void LoadScales(const uint8_t* p, Scales& out) {
+    out = (__m512)_mm512_maskz_permutexvar_epi8(0xccccccccccccccccull, _mm512_load_si512(kI4Places.scale), Vec512::LoadBytes(p));
+  }
+  static HEARTH_INLINE W Load(const uint8_t* p, const Scales&, int) {
+    // Four blocks are 72 bytes.
+    const __m512i words = _mm512_permutex2var_epi8(Vec512::LoadBytes(p), _mm512_load_si512(kI4Places.nibbles), Vec512::LoadBytes(p + 8));
+    const __m512i table = _mm512_load_si512(kSignedNibbles.word);
+    W w;
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) w.q[k] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * k), table);
+    return w;
+  }
+  static HEARTH_INLINE void Add(__m512& total, const W& w, const Scales& scales, int, const bf16* x) {
+    __m512 sum = _mm512_setzero_ps();
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) sum = _mm512_dpbf16_ps(sum, w.q[k], ArrangedAt(x, k));
+    total = _mm512_fmadd_ps(sum, scales, total);
+  }
+  static HEARTH_INLINE void Finish(__m512&, const Scales&, const bf16*) {}
+};
+
+// First bits of the eight scales and eight minima. Bytes 4-11 hold four of each in their lower six bits, and in the upper two those of the four that
+// follow, bytes 12-15 those four's lower halves (BlockUnits). `upper`: in bytes 4-11, a half's bits as fifth and sixth; `lower`: in bytes 8-15.
+struct Q4Fields {
+  alignas(16) uint8_t upper[16] = {};
+  alignas(16) uint8_t lower[16] = {};
+  alignas(16) uint8_t of_upper[16] = {};  // the bits that `upper` has
+  constexpr Q4Fields() {
+    for (int i = 0; i < 16; ++i) {
+      const int byte = i % 4;
+      const bool min = i >= 8, in_halves = i % 8 >= 4;
+      upper[i] = static_cast<uint8_t>((min ? 32 : 0) + 8 * byte + (in_halves ? 2 : 0));
+      lower[i] = static_cast<uint8_t>(32 + 8 * byte + (min ? 4 : 0));
+      of_upper[i] = in_halves ? 0x30 : 0x3f;
+    }
+  }
+};
+constexpr Q4Fields kQ4Fields;
+
+// 64 bytes to a step of four parts: the first 32 bytes hold parts 0 and 1 in their low and high nibbles, the others parts 2 and 3. As words they hold two
+// columns of two parts each, the lower lanes of parts 0 and 1 and the upper ones of 2 and 3.
+template <>
+struct BlockInBf16<DType::kQ4_K> : BlockInBf16Base<DType::kQ4_K, 128> {
+  static constexpr int kSpanX = kSpan + 32;  // sixteen floats behind them: eight zeros, then the sums over the parts
+  struct W {
+    __m512bh q[4];
+    __m512 low_scale, high_scale;
+  };
+  using Scales = __m512;  // of the eight parts, then their minima, negated
+
+  static HEARTH_INLINE void ArrangeX(const bf16* x, bf16* out) {
+#pragma GCC unroll 2
+    for (int step = 0; step < 2; ++step) {
+      const bf16* p = x + kStep * step;
+      const __m512i a = Vec512::LoadBytes(p), b = Vec512::LoadBytes(p + 32), c = Vec512::LoadBytes(p + 64), d = Vec512::LoadBytes(p + 96);
+      Arrange(Even(a, c), out, 4 * step);
+      Arrange(Even(b, d), out, 4 * step + 1);
+      Arrange(Odd(a, c), out, 4 * step + 2);
+      Arrange(Odd(b, d), out, 4 * step + 3);
+    }
+    const __m256 sums = _mm256_insertf128_ps(_mm256_castps128_ps256(SumsOfFour(x)), SumsOfFour(x + kStep), 1);
+    Arrange((__m512i)_mm512_insertf32x8(_mm512_setzero_ps(), sums, 1), out, 8);
+  }
+  static HEARTH_INLINE void LoadScales(const uint8_t* p, Scales& out) {
+    const auto field = [](const uint8_t* places) __attribute__((always_inline)) { return _mm_load_si128(reinterpret_cast<const __m128i*>(places)); };
+    const __m128i upper = _mm_multishift_epi64_epi8(field(kQ4Fields.upper), LoadTwice(p + 4));
+    const __m128i lower = _mm_multishift_epi64_epi8(field(kQ4Fields.lower), LoadTwice(p + 8));
+    const __m128i joined = _mm_ternarylogic_epi32(field(kQ4Fields.of_upper), upper, lower, 0xca);  // of_upper ? upper : lower
+    const __m128i numbers = _mm_and_si128(joined, _mm_set1_epi8(0x3f));
+    const __m128i factors = _mm_set1_epi32(static_cast<int32_t>(Bits32(p) ^ 0x80000000u));  // d, -dmin
+    const __m256i places = _mm256_inserti128_si256(_mm256_setzero_si256(), _mm_set1_epi16(1), 1);
+    const __m512 factor = _mm512_cvtph_ps(_mm256_permutexvar_epi16(places, _mm256_castsi128_si256(factors)));
+    out = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(numbers)), factor);
+  }
+  static HEARTH_INLINE W Load(const uint8_t* p, const Scales& scales, int step) {
+    const __m512i words = Vec512::LoadBytes(p + 16 + 64 * step);
+    const __m512i table = _mm512_load_si512(kNibbles.word);
+    W w;
+#pragma GCC unroll 4
+    for (int k = 0; k < 4; ++k) w.q[k] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * k), table);
+    w.low_scale = _mm512_permutexvar_ps(Quarters(4 * step, 4 * step, 4 * step + 2, 4 * step + 2), scales);
+    w.high_scale = _mm512_permutexvar_ps(Quarters(4 * step + 1, 4 * step + 1, 4 * step + 3, 4 * step + 3), scales);
+    return w;
+  }
+  static HEARTH_INLINE void Add(__m512& total, const W& w, const Scales&, int step, const bf16* x) {
     const __m512 zero = _mm512_setzero_ps();
-    const __m512 all = _mm512_load_ps(scales.scale);
-    const __m512i first = _mm512_inserti64x4(_mm512_set1_epi32(4 * step), _mm256_set1_epi32(4 * step + 1), 1);
-    const __m512i second = _mm512_inserti64x4(_mm512_set1_epi32(4 * step + 2), _mm256_set1_epi32(4 * step + 3), 1);
-    total = _mm512_fmadd_ps(_mm512_dpbf16_ps(zero, w.a, x.a), _mm512_permutexvar_ps(first, all), total);
-    total = _mm512_fmadd_ps(_mm512_dpbf16_ps(zero, w.b, x.b), _mm512_permutexvar_ps(second, all), total);
+    const __m512 low = _mm512_dpbf16_ps(_mm512_dpbf16_ps(zero, w.q[0], ArrangedAt(x, 4 * step)), w.q[2], ArrangedAt(x, 4 * step + 2));
+    const __m512 high = _mm512_dpbf16_ps(_mm512_dpbf16_ps(zero, w.q[1], ArrangedAt(x, 4 * step + 1)), w.q[3], ArrangedAt(x, 4 * step + 3));
+    total = _mm512_fmadd_ps(low, w.low_scale, total);
+    total = _mm512_fmadd_ps(high, w.high_scale, total);
+  }
+  static HEARTH_INLINE void Finish(__m512& total, const Scales& scales, const bf16* x) {
+    total = _mm512_fmadd_ps(scales, _mm512_castsi512_ps(Vec512::LoadBytes(x + kSpan)), total);
   }
 
  private:
-  static HEARTH_INLINE __m512bh Find(__m512i low, __m512i upper) {
-    const __m512i code = _mm512_ternarylogic_epi32(_mm512_set1_epi16(15), low, upper, 0xca);  // 15 ? low : upper
+  static HEARTH_INLINE __m128i LoadTwice(const uint8_t* p) {
+    return _mm_set1_epi64x(static_cast<int64_t>(Bits32(p) | static_cast<uint64_t>(Bits32(p + 4)) << 32));
+  }
+};
+
+// A step is one half of the block: 64 bytes with columns 0-63 in their low nibbles and 64-127 in the high ones, and 32 bytes with the upper bits of each
+// run of 32 columns. As words they hold even columns in their lower bytes and odd ones in the upper; four lanes are a part.
+template <>
+struct BlockInBf16<DType::kQ6_K> : BlockInBf16Base<DType::kQ6_K, 128> {
+  struct W {
+    __m512bh q[4];
+    __m512 low_scale, high_scale;
+  };
+  using Scales = __m512;
+
+  static HEARTH_INLINE void ArrangeX(const bf16* x, bf16* out) {
+#pragma GCC unroll 4
+    for (int i = 0; i < kSpan / 64; ++i) {
+      const __m512i a = Vec512::LoadBytes(x + 64 * i), b = Vec512::LoadBytes(x + 64 * i + 32);
+      Arrange(Even(a, b), out, 2 * i);
+      Arrange(Odd(a, b), out, 2 * i + 1);
+    }
+  }
+  static HEARTH_INLINE void LoadScales(const uint8_t* p, Scales& out) {
+    const __m512i numbers = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 192)));
+    out = _mm512_mul_ps(_mm512_cvtepi32_ps(numbers), _mm512_set1_ps(HalfAt(p + 208)));
+  }
+  // Look-ups take the lower nibble and, above it, two bits of `upper` where they have been shifted to; what stands higher is ignored.
+  static HEARTH_INLINE W Load(const uint8_t* p, const Scales& scales, int step) {
+    const __m512i lower = Vec512::LoadBytes(p + 64 * step);
+    const __m512i shifts = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(2), 1);
+    const __m512i upper = _mm512_srlv_epi16(_mm512_broadcast_i64x4(Load32(p + 128 + 32 * step)), shifts);
+    const __m512i low = Join(lower, _mm512_slli_epi16(upper, 4));
+    const __m512i high = Join(_mm512_srli_epi16(lower, 4), upper);
+    return {{Find(low), Find(_mm512_srli_epi16(low, 8)), Find(high), Find(_mm512_srli_epi16(high, 8))},
+            _mm512_permutexvar_ps(Quarters(8 * step, 8 * step + 1, 8 * step + 2, 8 * step + 3), scales),
+            _mm512_permutexvar_ps(Quarters(8 * step + 4, 8 * step + 5, 8 * step + 6, 8 * step + 7), scales)};
+  }
+  static HEARTH_INLINE void Add(__m512& total, const W& w, const Scales&, int step, const bf16* x) {
+    const __m512 zero = _mm512_setzero_ps();
+    const __m512 low = _mm512_dpbf16_ps(_mm512_dpbf16_ps(zero, w.q[0], ArrangedAt(x, 4 * step)), w.q[1], ArrangedAt(x, 4 * step + 1));
+    const __m512 high = _mm512_dpbf16_ps(_mm512_dpbf16_ps(zero, w.q[2], ArrangedAt(x, 4 * step + 2)), w.q[3], ArrangedAt(x, 4 * step + 3));
+    total = _mm512_fmadd_ps(low, w.low_scale, total);
+    total = _mm512_fmadd_ps(high, w.high_scale, total);
+  }
+  static HEARTH_INLINE void Finish(__m512&, const Scales&, const bf16*) {}
+
+ private:
+  static HEARTH_INLINE __m512i Join(__m512i lower, __m512i upper) {
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi8(15), lower, upper, 0xca);  // 15 ? lower : upper
+  }
+  static HEARTH_INLINE __m512bh Find(__m512i code) {
     return (__m512bh)_mm512_permutex2var_epi16(_mm512_load_si512(kSixBits.word), code, _mm512_load_si512(kSixBits.word + 32));
   }
 };

@@ -19,6 +19,8 @@ struct BlockInF32 {
   static constexpr int kSpan = kBlock;
   static constexpr int kStep = 32;
   static constexpr int kVectors = kStep / V::kLanes;
+  static constexpr int kStepX = (kStep + (U::kHasMin ? V::kLanes : 0)) * static_cast<int>(sizeof(float) / sizeof(bf16));
+  static constexpr int kSpanX = kSpan / kStep * kStepX;
   static constexpr int kPartVectors = U::kPart / V::kLanes;
 
   struct Scales {
@@ -28,38 +30,39 @@ struct BlockInF32 {
   struct W {
     typename V::F q[kVectors];
   };
-  struct X {
-    typename V::F x[kVectors];
-    typename V::F sum;  // used with minima only
-  };
-
   static HEARTH_INLINE void LoadScales(const uint8_t* block, Scales& out) { U::Scales(block, out.scale, out.min); }
-  static HEARTH_INLINE W Load(const uint8_t* block, int step) {
+  static HEARTH_INLINE W Load(const uint8_t* block, const Scales&, int step) {
     W w;
     V::WidenI8(U::Unit(block, step), w.q);
     return w;
   }
-  static HEARTH_INLINE X LoadX(const bf16* p) {
-    X out;
+  // Each step's activations as floats, then, with minima, their sum in lanes.
+  static HEARTH_INLINE void ArrangeX(const bf16* x, bf16* out) {
+#pragma GCC unroll 8
+    for (int step = 0; step < kSpan / kStep; ++step) {
+      float* const to = reinterpret_cast<float*>(out + step * kStepX);
+      typename V::F sum = V::Zero();
 #pragma GCC unroll 4
-    for (int v = 0; v < kVectors; ++v) out.x[v] = V::LoadBf16(p + v * V::kLanes);
-    out.sum = out.x[0];
-    if constexpr (U::kHasMin) {
-#pragma GCC unroll 4
-      for (int v = 1; v < kVectors; ++v) out.sum = V::Add(out.sum, out.x[v]);
+      for (int v = 0; v < kVectors; ++v) {
+        const typename V::F floats = V::LoadBf16(x + step * kStep + v * V::kLanes);
+        V::Store(to + v * V::kLanes, floats);
+        sum = V::Add(sum, floats);
+      }
+      if constexpr (U::kHasMin) V::Store(to + kStep, sum);
     }
-    return out;
   }
-  static HEARTH_INLINE void Add(Acc& total, const W& w, const Scales& scales, int step, const X& x) {
+  static HEARTH_INLINE void Add(Acc& total, const W& w, const Scales& scales, int step, const bf16* arranged) {
+    const float* const x = reinterpret_cast<const float*>(arranged + step * kStepX);
 #pragma GCC unroll 4
     for (int v = 0; v < kVectors; v += kPartVectors) {
-      Acc sum = V::Mul(w.q[v], x.x[v]);
+      Acc sum = V::Mul(w.q[v], V::Load(x + v * V::kLanes));
 #pragma GCC unroll 4
-      for (int i = 1; i < kPartVectors; ++i) sum = V::Fma(w.q[v + i], x.x[v + i], sum);
+      for (int i = 1; i < kPartVectors; ++i) sum = V::Fma(w.q[v + i], V::Load(x + (v + i) * V::kLanes), sum);
       total = V::Fma(sum, V::Set(scales.scale[(step * kVectors + v) / kPartVectors]), total);
     }
-    if constexpr (U::kHasMin) total = V::Fma(x.sum, V::Set(scales.min[step]), total);
+    if constexpr (U::kHasMin) total = V::Fma(V::Load(x + kStep), V::Set(scales.min[step]), total);
   }
+  static HEARTH_INLINE void Finish(Acc&, const Scales&, const bf16*) {}
 };
 
 }  // namespace

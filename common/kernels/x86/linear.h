@@ -3,7 +3,7 @@
 //
 // Every (row, token) has accumulators of its own, filled in the same order whatever R, T and the tile's place are: that
 // is the whole of the order-of-sums rule. FP8: the lanes of a 128-column block are summed, scaled, and added to the
-// row's total lanes; lanes are added up once per row. Block formats (block_dots.h): each step's lanes are scaled and added to the total.
+// row's total lanes; lanes are added up once per row. Block formats (block_bf16_dots.h): each step's lanes are scaled and added to the total.
 // Included by the files of this folder only; see isa_local.h.
 #pragma once
 
@@ -77,46 +77,43 @@ HEARTH_INLINE int64_t ColumnBytes(int64_t columns) {
   }
 }
 
-// total[r][t] += w[r] . x[t] over n columns of a block format, spans of whole blocks ascending, steps of a span ascending. A span shorter than
-// D::kSpan comes last, if at all.
+template <class D>
+constexpr int kSpanBytes = D::kSpan / D::kBlock* D::kBlockBytes;
+
+// total[r][t] += w[r] . x[t] over n columns of a block format, spans of whole blocks ascending, steps of a span ascending.
+//   x: arranged, tokens ldx numbers apart
 template <class D, int R, int T, class Fetch>
 HEARTH_INLINE void BlockDotTile(typename D::Acc (&total)[R][T], const uint8_t* w, int64_t w_stride, const bf16* x, int64_t ldx, int64_t n,
                                 Fetch& fetch) {
-  constexpr int kSpanBytes = D::kSpan / D::kBlock * D::kBlockBytes;
+  const auto add_span = [&](int r, const uint8_t* p) __attribute__((always_inline)) {
+    typename D::Scales scales;
+    D::LoadScales(p, scales);
+#pragma GCC unroll 8
+    for (int step = 0; step < D::kSpan / D::kStep; ++step) {
+      const typename D::W ws = D::Load(p, scales, step);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) D::Add(total[r][t], ws, scales, step, x + t * ldx);
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) D::Finish(total[r][t], scales, x + t * ldx);
+  };
   int64_t c = 0;
-  for (; c + D::kSpan <= n; c += D::kSpan, w += kSpanBytes) {
-    typename D::Scales scales[R];
+  for (; c + D::kSpan <= n; c += D::kSpan, w += kSpanBytes<D>, x += D::kSpanX) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
-      for (int line = 0; line < kSpanBytes; line += 64) fetch.Line();
-      D::LoadScales(w + r * w_stride, scales[r]);
-    }
-#pragma GCC unroll 8
-    for (int step = 0; step < D::kSpan / D::kStep; ++step) {
-      typename D::X xs[T];
-#pragma GCC unroll 8
-      for (int t = 0; t < T; ++t) xs[t] = D::LoadX(x + t * ldx + c + step * D::kStep);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        const typename D::W ws = D::Load(w + r * w_stride, step);
-#pragma GCC unroll 8
-        for (int t = 0; t < T; ++t) D::Add(total[r][t], ws, scales[r], step, xs[t]);
-      }
+      for (int line = 0; line < kSpanBytes<D>; line += 64) fetch.Line();
+      add_span(r, w + r * w_stride);
     }
   }
   if constexpr (D::kSpan > D::kBlock) {
     if (c == n) return;
-    typename D::X xs[T];
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) xs[t] = D::LoadXOne(x + t * ldx + c);
+    // Blocks that are missing are zeros.
+    uint8_t rest[kSpanBytes<D>] = {};
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
-      typename D::Scales scales;
-      D::LoadScalesOne(w + r * w_stride, scales);
-      const typename D::W ws = D::LoadOne(w + r * w_stride);
-#pragma GCC unroll 8
-      for (int t = 0; t < T; ++t) D::Add(total[r][t], ws, scales, 0, xs[t]);
+      __builtin_memcpy(rest, w + r * w_stride, static_cast<size_t>((n - c) / D::kBlock * D::kBlockBytes));
+      add_span(r, rest);
     }
   }
 }
@@ -199,8 +196,7 @@ constexpr int CeilDiv(int a, int b) { return (a + b - 1) / b; }
 template <class D>
 constexpr int LineBytes() {
   if constexpr (BlockPolicy<D>) {
-    constexpr int kSpanBytes = D::kSpan / D::kBlock * D::kBlockBytes;
-    return CeilDiv(kSpanBytes, CeilDiv(kSpanBytes, 64));
+    return CeilDiv(kSpanBytes<D>, CeilDiv(kSpanBytes<D>, 64));
   } else {
     return D::kStep * D::kElementBytes < 64 ? D::kStep * D::kElementBytes : 64;
   }
@@ -228,37 +224,68 @@ HEARTH_INLINE void LinearRows(const WeightView& w, int64_t row, const bf16* x, i
   for (; m < m_count; ++m) tile.template operator()<1>(m);
 }
 
+// All rows times m tokens, which are one panel.
 template <class Path, class D>
-void LinearOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
+HEARTH_INLINE void LinearPanel(const WeightView& w, const bf16* x, int64_t ldx, int64_t m, float* y, int64_t ldy, int64_t row_begin,
+                               int64_t row_end) {
   using V = typename Path::V;
   constexpr TileShape kShape = Path::template kLinearTiles<D>;
-  // Tokens that are multiplied before the weights are read again: their activations should stay in L2.
-  constexpr int64_t kPanelBytes = 256 << 10;
+  const int64_t row_bytes = ColumnBytes<D>(w.row_stride);
+  int64_t row = row_begin;
+  const auto next = [&](int64_t rows) {
+    return w.fetch_ahead && row + 2 * rows <= row_end ? static_cast<const uint8_t*>(w.data) + (row + rows) * row_bytes : nullptr;
+  };
+  if (m == 1) {
+    for (; row + kShape.rows_of_one <= row_end; row += kShape.rows_of_one) {
+      LinearRows<V, D, kShape.rows_of_one, 1>(w, row, x, ldx, 1, y, ldy, next(kShape.rows_of_one));
+    }
+  }
+  for (; row + kShape.rows <= row_end; row += kShape.rows) {
+    LinearRows<V, D, kShape.rows, kShape.tokens>(w, row, x, ldx, m, y, ldy, next(kShape.rows));
+  }
+  for (; row < row_end; ++row) LinearRows<V, D, 1, kShape.tokens>(w, row, x, ldx, m, y, ldy, nullptr);
+}
+
+// Tokens that are multiplied before the weights are read again: their activations should stay in L2.
+constexpr int64_t kPanelBytes = 256 << 10;
+
+template <class Path, class D>
+void LinearOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
   constexpr int64_t kGroup = 8;
   const int64_t fitting = kPanelBytes / (w.cols > 0 ? 2 * w.cols : 2) / kGroup * kGroup;
   const int64_t panel = fitting < 2 * kGroup ? 2 * kGroup : fitting;
-  const int64_t row_bytes = ColumnBytes<D>(w.row_stride);
-
   for (int64_t m0 = 0; m0 < m_count; m0 += panel) {
     const int64_t m = m_count - m0 < panel ? m_count - m0 : panel;
-    const bf16* xm = x + m0 * ldx;
-    float* ym = y + m0 * ldy;
-    int64_t row = row_begin;
-    const auto next = [&](int64_t rows) {
-      return w.fetch_ahead && row + 2 * rows <= row_end ? static_cast<const uint8_t*>(w.data) + (row + rows) * row_bytes : nullptr;
-    };
-    if (m == 1) {
-      for (; row + kShape.rows_of_one <= row_end; row += kShape.rows_of_one) {
-        LinearRows<V, D, kShape.rows_of_one, 1>(w, row, xm, ldx, 1, ym, ldy, next(kShape.rows_of_one));
-      }
-    }
-    for (; row + kShape.rows <= row_end; row += kShape.rows) {
-      LinearRows<V, D, kShape.rows, kShape.tokens>(w, row, xm, ldx, m, ym, ldy, next(kShape.rows));
-    }
-    for (; row < row_end; ++row) LinearRows<V, D, 1, kShape.tokens>(w, row, xm, ldx, m, ym, ldy, nullptr);
+    LinearPanel<Path, D>(w, x + m0 * ldx, ldx, m, y + m0 * ldy, ldy, row_begin, row_end);
   }
 }
 
+// The same for block formats, whose activations are put in the order of their weights first, once for all rows.
+template <class Path, class D>
+void BlockLinearOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
+  constexpr int64_t kPanel = kPanelBytes / static_cast<int64_t>(sizeof(bf16)), kRowMax = kBlockRowMax / D::kSpan * D::kSpanX;
+  constexpr int64_t kArranged = kPanel > kRowMax ? kPanel : kRowMax;
+  constexpr int64_t kTokens = Path::template kLinearTiles<D>.tokens;
+  alignas(64) uint8_t bytes[kArranged * sizeof(bf16)];
+  bf16* const arranged = reinterpret_cast<bf16*>(bytes);
+  const int64_t ld = (w.cols + D::kSpan - 1) / D::kSpan * D::kSpanX;
+  const int64_t fitting = ld > 0 ? kArranged / ld : m_count;
+  const int64_t panel = fitting > kTokens ? fitting / kTokens * kTokens : fitting;
+  for (int64_t m0 = 0; m0 < m_count; m0 += panel) {
+    const int64_t m = m_count - m0 < panel ? m_count - m0 : panel;
+    for (int64_t t = 0; t < m; ++t) {
+      const bf16* from = x + (m0 + t) * ldx;
+      bf16* to = arranged + t * ld;
+      int64_t c = 0;
+      for (; c + D::kSpan <= w.cols; c += D::kSpan, to += D::kSpanX) D::ArrangeX(from + c, to);
+      if (c == w.cols) continue;
+      alignas(64) uint8_t rest[D::kSpan * sizeof(bf16)] = {};
+      __builtin_memcpy(rest, from + c, static_cast<size_t>(w.cols - c) * sizeof(bf16));
+      D::ArrangeX(reinterpret_cast<const bf16*>(rest), to);
+    }
+    LinearPanel<Path, D>(w, arranged, ld, m, y + m0 * ldy, ldy, row_begin, row_end);
+  }
+}
 template <class Path>
 void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
   switch (w.dtype) {
@@ -266,10 +293,10 @@ void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, fl
     case DType::kBF16: return LinearOf<Path, typename Path::Bf16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
     case DType::kF16: return LinearOf<Path, typename Path::F16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
     case DType::kF32: return LinearOf<Path, typename Path::F32>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kQ8_0: return LinearOf<Path, typename Path::template Block<DType::kQ8_0>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kQ6_K: return LinearOf<Path, typename Path::template Block<DType::kQ6_K>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kQ4_K: return LinearOf<Path, typename Path::template Block<DType::kQ4_K>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kI4G32: return LinearOf<Path, typename Path::template Block<DType::kI4G32>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kQ8_0: return BlockLinearOf<Path, typename Path::template Block<DType::kQ8_0>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kQ6_K: return BlockLinearOf<Path, typename Path::template Block<DType::kQ6_K>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kQ4_K: return BlockLinearOf<Path, typename Path::template Block<DType::kQ4_K>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    case DType::kI4G32: return BlockLinearOf<Path, typename Path::template Block<DType::kI4G32>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
     case DType::kInvalid: return;
   }
 }
