@@ -108,23 +108,42 @@ class Cursor {
   std::vector<char> buffer_;
 };
 
-absl::StatusOr<GgufValue> ReadArray(Cursor& in, const std::string& key) {
+template <typename Stored>
+absl::Status ReadIntegers(Cursor& in, const std::string& what, GgufArray& array) {
+  for (uint64_t i = 0; i < array.length; ++i) {
+    ASSIGN_OR_RETURN(const Stored value, in.Number<Stored>(what));
+    array.integers.push_back(value);
+  }
+  return absl::OkStatus();
+}
+
+absl::StatusOr<GgufValue> ReadArray(Cursor& in, const std::string& key, GgufArrays arrays) {
   const std::string what = absl::StrCat("the array of ", Quoted(key));
   ASSIGN_OR_RETURN(const uint32_t type, in.Number<uint32_t>(what));
-  ASSIGN_OR_RETURN(const uint64_t length, in.Number<uint64_t>(what));
+  GgufArray array;
+  ASSIGN_OR_RETURN(array.length, in.Number<uint64_t>(what));
   if (type >= kNumValueTypes || type == kArray) return in.Wrong(absl::StrCat(what, " holds values of type ", type));
+  const uint64_t bytes_min = type == kString ? sizeof(uint64_t) : kValueBytes[type];
+  if (array.length > in.left() / bytes_min)
+    return in.Cut(what, std::numeric_limits<uint64_t>::max() / 16 < array.length ? array.length : array.length * bytes_min);
+  const bool values = arrays == GgufArrays::kValues;
   if (type == kString) {
-    if (length > in.left() / sizeof(uint64_t)) return in.Cut(what, length * sizeof(uint64_t));
-    for (uint64_t i = 0; i < length; ++i) {
-      ASSIGN_OR_RETURN(const uint64_t bytes, in.Number<uint64_t>(what));
-      RETURN_IF_ERROR(in.Skip(what, bytes));
+    for (uint64_t i = 0; i < array.length; ++i) {
+      if (values) {
+        ASSIGN_OR_RETURN(array.strings.emplace_back(), in.Text(what, kStringMax));
+      } else {
+        ASSIGN_OR_RETURN(const uint64_t bytes, in.Number<uint64_t>(what));
+        RETURN_IF_ERROR(in.Skip(what, bytes));
+      }
     }
-    return GgufValue(GgufArray{length});
+  } else if (values && type == kI32) {
+    RETURN_IF_ERROR(ReadIntegers<int32_t>(in, what, array));
+  } else if (values && type == kU32) {
+    RETURN_IF_ERROR(ReadIntegers<uint32_t>(in, what, array));
+  } else {
+    RETURN_IF_ERROR(in.Skip(what, array.length * kValueBytes[type]));
   }
-  if (length > in.left() / kValueBytes[type])
-    return in.Cut(what, std::numeric_limits<uint64_t>::max() / 16 < length ? length : length * kValueBytes[type]);
-  RETURN_IF_ERROR(in.Skip(what, length * kValueBytes[type]));
-  return GgufValue(GgufArray{length});
+  return GgufValue(std::move(array));
 }
 
 template <typename Stored, typename Kept>
@@ -133,7 +152,7 @@ absl::StatusOr<GgufValue> ReadNumber(Cursor& in, const std::string& what) {
   return GgufValue(static_cast<Kept>(value));
 }
 
-absl::StatusOr<GgufValue> ReadValue(Cursor& in, const std::string& key) {
+absl::StatusOr<GgufValue> ReadValue(Cursor& in, const std::string& key, GgufArrays arrays) {
   const std::string what = absl::StrCat("the value of ", Quoted(key));
   ASSIGN_OR_RETURN(const uint32_t type, in.Number<uint32_t>(what));
   switch (type) {
@@ -156,7 +175,7 @@ absl::StatusOr<GgufValue> ReadValue(Cursor& in, const std::string& key) {
       ASSIGN_OR_RETURN(std::string text, in.Text(what, kStringMax));
       return GgufValue(std::move(text));
     }
-    case kArray: return ReadArray(in, key);
+    case kArray: return ReadArray(in, key, arrays);
     default: return in.Wrong(absl::StrCat(what, " has the unknown type ", type));
   }
 }
@@ -208,7 +227,7 @@ struct Part {
   std::vector<CheckpointTensor> tensors;  // offsets from the file's start, ascending
 };
 
-absl::StatusOr<Part> ReadPart(const std::string& path, int index) {
+absl::StatusOr<Part> ReadPart(const std::string& path, int index, GgufArrays arrays) {
   ASSIGN_OR_RETURN(const OpenedFile opened, OpenRegularFile(path));
   Part part;
   part.file = {path, opened.bytes};
@@ -229,7 +248,7 @@ absl::StatusOr<Part> ReadPart(const std::string& path, int index) {
   if (num_tensors > in.left() / kTensorBytesMin) return in.Wrong(absl::StrCat(num_tensors, " tensors do not fit the file"));
   for (uint64_t i = 0; i < num_pairs; ++i) {
     ASSIGN_OR_RETURN(std::string key, in.Text("a metadata key", kKeyMax));
-    ASSIGN_OR_RETURN(GgufValue value, ReadValue(in, key));
+    ASSIGN_OR_RETURN(GgufValue value, ReadValue(in, key, arrays));
     const auto [it, added] = part.metadata.emplace(std::move(key), std::move(value));
     if (!added) return in.Wrong(absl::StrCat("metadata key ", Quoted(it->first), " is given twice"));
   }
@@ -292,14 +311,14 @@ std::optional<SplitName> ParseSplitName(const std::string& path) {
 
 bool IsGgufPath(std::string_view path) { return path.ends_with(".gguf"); }
 
-absl::StatusOr<GgufModel> ReadGguf(const std::string& path) {
+absl::StatusOr<GgufModel> ReadGguf(const std::string& path, GgufArrays arrays) {
   const std::optional<SplitName> split = ParseSplitName(path);
   const uint32_t count = split ? split->count : 1;
   GgufModel model;
   NameList missing;
   for (uint32_t part_number = 1; part_number <= count; ++part_number) {
     const std::string part_path = split ? split->Path(part_number) : path;
-    absl::StatusOr<Part> part = ReadPart(part_path, static_cast<int>(part_number - 1));
+    absl::StatusOr<Part> part = ReadPart(part_path, static_cast<int>(part_number - 1), arrays);
     if (absl::IsNotFound(part.status()) && split) {
       missing.Add(part_path);
       continue;

@@ -18,11 +18,14 @@
 
 namespace hearth {
 
-// Strings and numbers of any width. Arrays (token lists and the like) are walked over and leave their length.
+// Strings and numbers of any width. Arrays (token lists and the like) leave their length alone, or with it their strings or integers of up to 32 bits.
 struct GgufArray {
   uint64_t length = 0;
+  std::vector<std::string> strings;
+  std::vector<int64_t> integers;
   friend bool operator==(const GgufArray&, const GgufArray&) = default;
 };
+enum class GgufArrays { kLengths, kValues };
 using GgufValue = std::variant<int64_t, uint64_t, double, bool, std::string, GgufArray>;
 
 struct GgufModel {
@@ -34,7 +37,7 @@ struct GgufModel {
 
 // `path`: the file, or any file of a split model. Errors name file, byte and remedy: NotFound for missing parts, DataLoss for what is cut short,
 // InvalidArgument for what is no GGUF of a known version or contradicts itself.
-absl::StatusOr<GgufModel> ReadGguf(const std::string& path);
+absl::StatusOr<GgufModel> ReadGguf(const std::string& path, GgufArrays arrays = GgufArrays::kLengths);
 
 bool IsGgufPath(std::string_view path);
 

@@ -28,6 +28,11 @@ class GgufTestWriter {
     for (const std::string& value : values) bytes += Sized(value);
     Pair(key, 9, bytes);
   }
+  void Int32s(const std::string& key, const std::vector<int32_t>& values) {
+    std::string bytes = Raw(uint32_t{5}) + Raw(static_cast<uint64_t>(values.size()));
+    for (const int32_t value : values) bytes += Raw(value);
+    Pair(key, 9, bytes);
+  }
   // A value as it stands in the file, for what no sound writer would write.
   void Pair(const std::string& key, uint32_t type, const std::string& bytes) {
     pairs_ += Sized(key) + Raw(type) + bytes;

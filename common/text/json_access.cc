@@ -27,12 +27,16 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
 
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path) {
   ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+  return ParseJson(text, path);
+}
+
+absl::StatusOr<nlohmann::json> ParseJson(const std::string& text, const std::string& where) {
   // The library takes it for the end of the text.
-  if (text.find('\0') != std::string::npos) return absl::InvalidArgumentError(absl::StrCat(path, ": not valid JSON: it has a zero byte"));
+  if (text.find('\0') != std::string::npos) return absl::InvalidArgumentError(absl::StrCat(where, ": not valid JSON: it has a zero byte"));
   try {
     return nlohmann::json::parse(text);
   } catch (const nlohmann::json::exception& error) {
-    return absl::InvalidArgumentError(absl::StrCat(path, ": not valid JSON: ", error.what()));
+    return absl::InvalidArgumentError(absl::StrCat(where, ": not valid JSON: ", error.what()));
   }
 }
 

@@ -51,5 +51,7 @@ inline absl::StatusOr<int32_t> JsonTokenId(const nlohmann::json& value, const st
 // A whole file as JSON. Errors: NotFound, or InvalidArgument with the parser's own position.
 absl::StatusOr<std::string> ReadTextFile(const std::string& path);
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path);
+// `where`: what errors call the text.
+absl::StatusOr<nlohmann::json> ParseJson(const std::string& text, const std::string& where);
 
 }  // namespace hearth

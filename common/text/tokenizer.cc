@@ -238,4 +238,15 @@ absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Load(const std::string& mo
   return tokenizer;
 }
 
+absl::StatusOr<std::unique_ptr<Tokenizer>> Tokenizer::Parse(const std::string& tokenizer_json, const std::string& tokenizer_config_json,
+                                                            const std::string& where) {
+  ASSIGN_OR_RETURN(const nlohmann::json config_json, ParseJson(tokenizer_config_json, where));
+  ASSIGN_OR_RETURN(const nlohmann::json json, ParseJson(tokenizer_json, where));
+  absl::StatusOr<TokenizerConfig> config = TokenizerConfig::Parse(config_json);
+  if (!config.ok()) return Annotate(config.status(), where);
+  absl::StatusOr<std::unique_ptr<Tokenizer>> tokenizer = HfTokenizer::Parse(json, *std::move(config));
+  if (!tokenizer.ok()) return Annotate(tokenizer.status(), where);
+  return tokenizer;
+}
+
 }  // namespace hearth

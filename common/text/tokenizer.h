@@ -43,6 +43,9 @@ class Tokenizer {
   // Reads tokenizer.json and, beside it, tokenizer_config.json when there. Errors name file and key, what was found and
   // what is supported.
   static absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const std::string& model_dir);
+  // The same from the texts of both files, for models that keep them elsewhere. Errors begin with `where`.
+  static absl::StatusOr<std::unique_ptr<Tokenizer>> Parse(const std::string& tokenizer_json, const std::string& tokenizer_config_json,
+                                                          const std::string& where);
   virtual ~Tokenizer() = default;
 
   // InvalidArgument when the text is not valid UTF-8 (with the byte offset).

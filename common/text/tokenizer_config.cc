@@ -47,28 +47,6 @@ absl::StatusOr<std::string> ChatTemplateOf(const nlohmann::json& config) {
   return absl::InvalidArgumentError("chat_template: several templates and none is named \"default\"");
 }
 
-absl::Status ReadConfig(const nlohmann::json& json, TokenizerConfig* config) {
-  if (!json.is_object()) return JsonTypeError("(top)", "an object", json);
-  ASSIGN_OR_RETURN(config->bos_text, TokenText(json, "bos_token"));
-  ASSIGN_OR_RETURN(config->eos_text, TokenText(json, "eos_token"));
-  ASSIGN_OR_RETURN(config->add_bos, OptionalBool(json, "add_bos_token"));
-  ASSIGN_OR_RETURN(config->add_eos, OptionalBool(json, "add_eos_token"));
-  ASSIGN_OR_RETURN(config->clean_up_spaces, JsonBool(json, "clean_up_tokenization_spaces", false, "(top)"));
-  ASSIGN_OR_RETURN(config->chat_template, ChatTemplateOf(json));
-  const nlohmann::json& added = JsonMember(json, "added_tokens_decoder");
-  if (added.is_null()) return absl::OkStatus();
-  if (!added.is_object()) return JsonTypeError("added_tokens_decoder", "an object", added);
-  for (const auto& [key, spec] : added.items()) {
-    uint32_t id = 0;
-    const std::string where = absl::StrCat("added_tokens_decoder.", key);
-    if (!absl::SimpleAtoi(key, &id)) return absl::InvalidArgumentError(absl::StrCat(where, ": the key is not a token id"));
-    ASSIGN_OR_RETURN(const int32_t checked_id, JsonTokenId(nlohmann::json(id), where));
-    ASSIGN_OR_RETURN(AddedTokenRule rule, ParseAddedToken(spec, checked_id, where));
-    config->added_tokens.push_back(std::move(rule));
-  }
-  return absl::OkStatus();
-}
-
 }  // namespace
 
 absl::StatusOr<AddedTokenRule> ParseAddedToken(const nlohmann::json& spec, int32_t id, const std::string& where) {
@@ -83,12 +61,37 @@ absl::StatusOr<AddedTokenRule> ParseAddedToken(const nlohmann::json& spec, int32
   return rule;
 }
 
+absl::StatusOr<TokenizerConfig> TokenizerConfig::Parse(const nlohmann::json& json) {
+  TokenizerConfig config;
+  if (!json.is_object()) return JsonTypeError("(top)", "an object", json);
+  ASSIGN_OR_RETURN(config.bos_text, TokenText(json, "bos_token"));
+  ASSIGN_OR_RETURN(config.eos_text, TokenText(json, "eos_token"));
+  ASSIGN_OR_RETURN(config.add_bos, OptionalBool(json, "add_bos_token"));
+  ASSIGN_OR_RETURN(config.add_eos, OptionalBool(json, "add_eos_token"));
+  ASSIGN_OR_RETURN(config.clean_up_spaces, JsonBool(json, "clean_up_tokenization_spaces", false, "(top)"));
+  ASSIGN_OR_RETURN(config.chat_template, ChatTemplateOf(json));
+  const nlohmann::json& added = JsonMember(json, "added_tokens_decoder");
+  if (added.is_null()) return config;
+  if (!added.is_object()) return JsonTypeError("added_tokens_decoder", "an object", added);
+  for (const auto& [key, spec] : added.items()) {
+    uint32_t id = 0;
+    const std::string where = absl::StrCat("added_tokens_decoder.", key);
+    if (!absl::SimpleAtoi(key, &id)) return absl::InvalidArgumentError(absl::StrCat(where, ": the key is not a token id"));
+    ASSIGN_OR_RETURN(const int32_t checked_id, JsonTokenId(nlohmann::json(id), where));
+    ASSIGN_OR_RETURN(AddedTokenRule rule, ParseAddedToken(spec, checked_id, where));
+    config.added_tokens.push_back(std::move(rule));
+  }
+  return config;
+}
+
 absl::StatusOr<TokenizerConfig> TokenizerConfig::Read(const std::string& model_dir) {
   TokenizerConfig config;
   const std::string config_path = absl::StrCat(model_dir, "/tokenizer_config.json");
   if (Exists(config_path)) {
     ASSIGN_OR_RETURN(const nlohmann::json json, ReadJsonFile(config_path));
-    if (const absl::Status status = ReadConfig(json, &config); !status.ok()) return Annotate(status, config_path);
+    absl::StatusOr<TokenizerConfig> parsed = Parse(json);
+    if (!parsed.ok()) return Annotate(parsed.status(), config_path);
+    config = *std::move(parsed);
   }
   const std::string template_path = absl::StrCat(model_dir, "/chat_template.jinja");
   if (Exists(template_path)) {

@@ -22,6 +22,8 @@ struct TokenizerConfig {
 
   // Absent files are fine; unreadable or wrongly typed ones are InvalidArgument with file and key.
   static absl::StatusOr<TokenizerConfig> Read(const std::string& model_dir);
+  // `json`: what tokenizer_config.json holds. Errors name the key.
+  static absl::StatusOr<TokenizerConfig> Parse(const nlohmann::json& json);
 };
 
 // An entry of "added_tokens" or "added_tokens_decoder".

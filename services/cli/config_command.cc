@@ -4,8 +4,10 @@
 #include <cerrno>
 #include <cstring>
 #include <iostream>
+#include <optional>
 
 #include "common/base/process.h"
+#include "common/formats/gguf_tokenizer.h"
 #include "common/formats/model_config.h"
 #include "services/cli/command.h"
 
@@ -24,10 +26,14 @@ void AddConfig(CLI::App& app, int& exit_code) {
       exit_code = Fail("config", absl::InvalidArgumentError(absl::StrCat("model.path: ", texts.status().message())));
       return;
     }
-    if (const std::string tokenizer = ModelFilesDir(config->model_path) + "/tokenizer.json"; access(tokenizer.c_str(), R_OK) != 0) {
-      exit_code =
-          Fail("config", absl::InvalidArgumentError(absl::StrCat("model.path: ", tokenizer, ": ", strerror(errno),
-                                                                 "; it comes with the model's Hugging Face repository, also for a GGUF file")));
+    const absl::StatusOr<std::optional<TokenizerTexts>> tokenizer = ReadGgufTokenizer(config->model_path);
+    if (!tokenizer.ok()) {
+      exit_code = Fail("config", absl::InvalidArgumentError(absl::StrCat("model.path: ", tokenizer.status().message())));
+      return;
+    }
+    if (const std::string file = ModelFilesDir(config->model_path) + "/tokenizer.json"; !tokenizer->has_value() && access(file.c_str(), R_OK) != 0) {
+      exit_code = Fail("config", absl::InvalidArgumentError(absl::StrCat("model.path: ", file, ": ", strerror(errno),
+                                                                         "; it comes with the model's Hugging Face repository")));
       return;
     }
     if (access(config->shm_dir.c_str(), X_OK) != 0) {

@@ -1,12 +1,23 @@
 #include "services/router/model_info.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "common/base/logging.h"
 #include "common/base/time.h"
+#include "common/formats/gguf_tokenizer.h"
 #include "common/formats/model_config.h"
 
 namespace hearth::router {
+namespace {
+
+absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& model_path) {
+  ASSIGN_OR_RETURN(const std::optional<TokenizerTexts> texts, ReadGgufTokenizer(model_path));
+  if (!texts.has_value()) return Tokenizer::Load(ModelFilesDir(model_path));
+  return Tokenizer::Parse(texts->tokenizer_json, texts->tokenizer_config_json, absl::StrCat(model_path, ": tokenizer of its metadata"));
+}
+
+}  // namespace
 
 absl::StatusOr<ModelInfo> ModelInfo::Load(const NodeConfig& config, const std::string& model_dir) {
   ModelInfo info;
@@ -21,7 +32,7 @@ absl::StatusOr<ModelInfo> ModelInfo::Load(const NodeConfig& config, const std::s
   if (config.kv_pool_tokens > 0 && config.kv_pool_bytes == 0) {
     info.context_tokens = static_cast<int32_t>(std::min(model.max_position_embeddings, config.kv_pool_tokens));
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, Tokenizer::Load(ModelFilesDir(model_dir)));
+  ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, LoadTokenizer(model_dir));
   info.eos_ids = model.eos_token_ids;
   if (const auto eos = tokenizer->eos_id(); eos && std::find(info.eos_ids.begin(), info.eos_ids.end(), *eos) == info.eos_ids.end()) {
     info.eos_ids.push_back(*eos);

@@ -1,0 +1,200 @@
+// Tokenizers written into GGUF metadata as convert_hf_to_gguf.py does it must give the ids and texts of the tokenizer.json that they come from.
+#include "common/formats/gguf_tokenizer.h"
+
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+#include <unistd.h>
+
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <memory>
+#include <nlohmann/json.hpp>
+
+#include "common/formats/gguf_test_util.h"
+#include "common/text/tokenizer.h"
+
+namespace hearth {
+namespace {
+
+using nlohmann::json;
+using ::testing::AllOf;
+using ::testing::HasSubstr;
+
+std::string Environment(const char* name, const std::string& otherwise) {
+  const char* value = std::getenv(name);
+  return value != nullptr ? value : otherwise;
+}
+std::string SourceDir() { return Environment("HEARTH_SOURCE_DIR", "."); }
+std::string SharedDir() { return Environment("HEARTH_SHARED_DIR", SourceDir() + "/../shared"); }
+
+json ReadJson(const std::string& path) { return json::parse(std::ifstream(path)); }
+
+// The metadata of a tokenizer.json and its tokenizer_config.json.
+GgufTestWriter Converted(const std::string& dir, const std::string& pre) {
+  const json tokenizer = ReadJson(dir + "/tokenizer.json"), config = ReadJson(dir + "/tokenizer_config.json");
+  std::map<int32_t, std::pair<std::string, int32_t>> by_id;  // text and type
+  for (const auto& [text, id] : tokenizer["model"]["vocab"].items()) by_id[id] = {text, 1};
+  for (const json& added : tokenizer["added_tokens"]) by_id[added["id"]] = {added["content"], added["special"] ? 3 : 4};
+  std::vector<std::string> tokens, merges;
+  std::vector<int32_t> types;
+  GgufTestWriter w;
+  for (const auto& [id, token] : by_id) {
+    for (; static_cast<int32_t>(tokens.size()) < id; types.push_back(5)) tokens.push_back("[PAD" + std::to_string(tokens.size()) + "]");
+    tokens.push_back(token.first);
+    types.push_back(token.second);
+    for (const char* which : {"bos", "eos"}) {
+      const json& special = config.value(std::string(which) + "_token", json());
+      const json text = special.is_object() ? special["content"] : special;
+      if (text == token.first) w.Uint32(std::string("tokenizer.ggml.") + which + "_token_id", static_cast<uint32_t>(id));
+    }
+  }
+  for (const json& merge : tokenizer["model"]["merges"]) {
+    merges.push_back(merge.is_string() ? merge.get<std::string>() : merge[0].get<std::string>() + " " + merge[1].get<std::string>());
+  }
+  w.String("tokenizer.ggml.model", "gpt2");
+  w.String("tokenizer.ggml.pre", pre);
+  w.Strings("tokenizer.ggml.tokens", tokens);
+  w.Int32s("tokenizer.ggml.token_type", types);
+  w.Strings("tokenizer.ggml.merges", merges);
+  if (config.contains("add_bos_token")) w.Bool("tokenizer.ggml.add_bos_token", config["add_bos_token"]);
+  if (config.contains("chat_template")) w.String("tokenizer.chat_template", config["chat_template"]);
+  return w;
+}
+
+class GgufTokenizerTest : public ::testing::Test {
+ protected:
+  GgufTokenizerTest() {
+    std::string dir = testing::TempDir() + "/hearth_gguf_tokenizer_test_XXXXXX";
+    dir_ = mkdtemp(dir.data());
+  }
+  ~GgufTokenizerTest() override { std::filesystem::remove_all(dir_); }
+  std::string Path() const { return dir_ + "/model.gguf"; }
+
+  absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const GgufTestWriter& w) {
+    w.Write(Path());
+    const absl::StatusOr<std::optional<TokenizerTexts>> texts = ReadGgufTokenizer(Path());
+    if (!texts.ok()) return texts.status();
+    EXPECT_TRUE(texts->has_value());
+    return Tokenizer::Parse((*texts)->tokenizer_json, (*texts)->tokenizer_config_json, Path());
+  }
+  std::string ErrorOf(const GgufTestWriter& w) { return std::string(Load(w).status().message()); }
+
+  std::string dir_;
+};
+
+// Three tokens of a byte each, and what else the test says.
+GgufTestWriter Small(const std::string& pre, std::vector<std::string> more, std::vector<std::string> merges, std::vector<int32_t> types = {}) {
+  GgufTestWriter w;
+  w.String("tokenizer.ggml.model", "gpt2");
+  w.String("tokenizer.ggml.pre", pre);
+  std::vector<std::string> tokens = {"a", "b", "1"};
+  tokens.insert(tokens.end(), more.begin(), more.end());
+  w.Strings("tokenizer.ggml.tokens", tokens);
+  w.Strings("tokenizer.ggml.merges", merges);
+  if (!types.empty()) w.Int32s("tokenizer.ggml.token_type", types);
+  return w;
+}
+
+TEST_F(GgufTokenizerTest, GivesTheIdsOfTheTokenizerJsonThatItCameFrom) {
+  const std::vector<std::pair<std::string, std::string>> sources = {{SourceDir() + "/deploy/models/fable-moe", "deepseek-v3"},
+                                                                    {SharedDir() + "/tokenizers/deepseek_v3", "deepseek-v3"},
+                                                                    {SharedDir() + "/tokenizers/qwen3", "qwen2"}};
+  const json some = ReadJson(SharedDir() + "/tokenizers/deepseek_v3/cases.json")["cases"];
+  const json others = ReadJson(SharedDir() + "/tokenizers/qwen3/cases.json")["cases"];
+  for (const auto& [source, pre] : sources) {
+    const auto original = Tokenizer::Load(source);
+    ASSERT_TRUE(original.ok()) << original.status();
+    const auto converted = Load(Converted(source, pre));
+    ASSERT_TRUE(converted.ok()) << converted.status();
+    EXPECT_EQ((*converted)->bos_id(), (*original)->bos_id());
+    EXPECT_EQ((*converted)->eos_id(), (*original)->eos_id());
+    EXPECT_EQ((*converted)->add_bos(), (*original)->add_bos());
+    EXPECT_EQ((*converted)->chat_template(), (*original)->chat_template());
+    EXPECT_EQ((*converted)->vocab_size(), (*original)->vocab_size());
+    for (const json& cases : {some, others}) {
+      ASSERT_GT(cases.size(), 10u);
+      for (const json& c : cases) {
+        const std::string text = c["text"];
+        for (const EncodeOptions& options : {EncodeOptions{true, true}, EncodeOptions{false, false}}) {
+          const auto want = (*original)->Encode(text, options), got = (*converted)->Encode(text, options);
+          ASSERT_TRUE(want.ok() && got.ok()) << text;
+          ASSERT_EQ(*got, *want) << source << ": " << text;
+          ASSERT_EQ((*converted)->Decode(*got, true), (*original)->Decode(*want, true)) << source << ": " << text;
+        }
+      }
+    }
+  }
+}
+
+TEST_F(GgufTokenizerTest, EveryNamedPreTokenizerSplitsAsItsModel) {
+  const auto ids = [&](const std::string& pre, std::string_view text) {
+    const auto tokenizer = Load(Small(pre, {"11", "111", "1111", "ab", "aba", "Ġ", "Ċ", "Ġa", "ĊĊ", "'", "s", "'s", "b's"},
+                                      {"1 1", "11 1", "11 11", "a b", "ab a", "Ġ a", "Ċ Ċ", "' s", "b 's"}));
+    EXPECT_TRUE(tokenizer.ok()) << tokenizer.status();
+    const auto encoded = tokenizer.ok() ? (*tokenizer)->Encode(text, {false, true}) : absl::StatusOr<std::vector<int32_t>>(tokenizer.status());
+    return encoded.ok() ? *encoded : std::vector<int32_t>();
+  };
+  using Ids = std::vector<int32_t>;
+  for (const char* pre : {"deepseek-v3", "kimi-k2", "llama-bpe"}) EXPECT_EQ(ids(pre, "1111"), (Ids{4, 2})) << pre;  // groups of three digits
+  for (const char* pre : {"deepseek-llm", "qwen2"}) EXPECT_EQ(ids(pre, "111"), (Ids{2, 2, 2})) << pre;
+  for (const char* pre : {"deepseek-v3", "deepseek-llm", "kimi-k2", "llama-bpe", "qwen2"}) EXPECT_EQ(ids(pre, "ab a"), (Ids{6, 10})) << pre;
+  EXPECT_EQ(ids("deepseek-llm", "\n\n"), (Ids{9, 9}));
+  EXPECT_EQ(ids("deepseek-v3", "\n\n"), (Ids{11}));
+  EXPECT_EQ(ids("kimi-k2", "b's"), (Ids{15}));  // the one whose words keep their endings
+  EXPECT_EQ(ids("qwen2", "b's"), (Ids{1, 14}));
+  EXPECT_EQ(ids("llama-bpe", "aba"), (Ids{7}));
+}
+
+TEST_F(GgufTokenizerTest, TypesSayWhatATokenIs) {
+  GgufTestWriter w = Small("deepseek-v3", {"<s>", "<u>", "[PAD5]", "ab"}, {"a b"}, {1, 1, 1, 3, 4, 5, 1});
+  w.Uint32("tokenizer.ggml.bos_token_id", 3);
+  w.Bool("tokenizer.ggml.add_bos_token", true);
+  const auto tokenizer = Load(w);
+  ASSERT_TRUE(tokenizer.ok()) << tokenizer.status();
+  EXPECT_EQ((*tokenizer)->bos_id(), 3);
+  EXPECT_TRUE((*tokenizer)->add_bos());
+  EXPECT_TRUE((*tokenizer)->IsSpecial(3));
+  EXPECT_FALSE((*tokenizer)->IsSpecial(4));
+  EXPECT_EQ(*(*tokenizer)->Encode("ab<u>a", {true, true}), (std::vector<int32_t>{3, 6, 4, 0}));
+  EXPECT_EQ((*tokenizer)->TokenBytes(5), "");
+  EXPECT_EQ((*tokenizer)->vocab_size(), 7);
+  // Llama-3's text begins with BOS where the file does not say.
+  GgufTestWriter llama = Small("llama-bpe", {"<s>"}, {}, {1, 1, 1, 3});
+  llama.Uint32("tokenizer.ggml.bos_token_id", 3);
+  EXPECT_TRUE((*Load(llama))->add_bos());
+}
+
+TEST_F(GgufTokenizerTest, WhatCannotBeReadIsRefusedWithTheKeyAndTheRemedy) {
+  const auto refused = [&](const GgufTestWriter& w, const std::string& key, const std::string& what) {
+    EXPECT_THAT(ErrorOf(w), AllOf(HasSubstr(Path()), HasSubstr(key), HasSubstr(what), HasSubstr("tokenizer.json")));
+  };
+  GgufTestWriter none;
+  refused(none, "tokenizer.ggml.model", "is missing");
+  GgufTestWriter llama;
+  llama.String("tokenizer.ggml.model", "llama");
+  refused(llama, "tokenizer.ggml.model", "supported: \"gpt2\"");
+  refused(Small("tekken", {}, {}), "tokenizer.ggml.pre", "\"tekken\"; supported: deepseek-v3, deepseek-llm, kimi-k2");
+  refused(Small("deepseek-v3", {"a"}, {}), "tokenizer.ggml.tokens", "\"a\" twice, as 0 and 3");
+  refused(Small("deepseek-v3", {"\xff"}, {}), "tokenizer", "not UTF-8");
+  refused(Small("deepseek-v3", {}, {}, {1, 1}), "tokenizer.ggml.token_type", "no number for each token");
+  refused(Small("deepseek-v3", {}, {}, {1, 1, 9}), "tokenizer.ggml.token_type", "9 for token 2");
+  GgufTestWriter bos = Small("deepseek-v3", {}, {});
+  bos.Uint32("tokenizer.ggml.bos_token_id", 3);
+  refused(bos, "tokenizer.ggml.bos_token_id", "none of the 3 tokens");
+  EXPECT_THAT(ErrorOf(Small("deepseek-v3", {}, {"a x"})), AllOf(HasSubstr("merges[0]"), HasSubstr("\"x\"")));
+}
+
+TEST_F(GgufTokenizerTest, ATokenizerJsonBesideTheFileIsBelieved) {
+  Small("no such pre-tokenizer", {}, {}).Write(Path());
+  EXPECT_FALSE(ReadGgufTokenizer(Path()).ok());
+  std::ofstream(dir_ + "/tokenizer.json") << "{}";
+  for (const std::string& path : {Path(), dir_}) {
+    const auto texts = ReadGgufTokenizer(path);
+    ASSERT_TRUE(texts.ok()) << texts.status();
+    EXPECT_FALSE(texts->has_value());
+  }
+}
+
+}  // namespace
+}  // namespace hearth
