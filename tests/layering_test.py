@@ -20,6 +20,7 @@ ALLOWED = {
     "roofline": ["device", "kernels", "base"],
     "experts": ["device", "kernels", "shm", "base"],
     "model": ["experts", "device", "kernels", "formats", "shm", "base"],
+    "slp": ["model", "experts", "device", "kernels", "formats", "shm", "base"],
     "sim": ["roofline", "experts", "device", "kernels", "shm", "base"],
     "plan": ["sim", "model", "experts", "roofline", "device", "kernels", "image", "formats", "shm", "base"],
     "rpc": ["shm", "base"],
@@ -27,7 +28,7 @@ ALLOWED = {
 }
 SERVICES = ["weightstore", "prefill", "decode", "router", "cli"]
 # Below the seam: the host backend makes threads, waits and reads the clock, so that nobody above it does.
-SEAM = ["common/experts", "common/model", "common/worker", "services/prefill", "services/decode"]
+SEAM = ["common/experts", "common/model", "common/slp", "common/worker", "services/prefill", "services/decode"]
 BANNED = re.compile(r"std::(?:jthread|thread|condition_variable\w*|this_thread|async)\b|\bstd::chrono::(?:steady|system|high_resolution)_clock"
                     r"|\b(?:usleep|nanosleep|sleep_for|sleep_until|clock_gettime|pthread_create|pthread_cond_\w+)\b")
 # The process around an engine may tell gRPC a deadline and measure its own start.

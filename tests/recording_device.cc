@@ -95,10 +95,13 @@ class RecordingStream : public Stream {
  public:
   explicit RecordingStream(std::string name) : name_(std::move(name)) {}
   std::string_view name() const override { return name_; }
-  absl::Status Synchronize() override { return absl::OkStatus(); }
+  absl::Status Synchronize() override { return status_; }
+  absl::Status status() const override { return status_; }
+  void Fail(const absl::Status& status) { status_ = status; }
 
  private:
   std::string name_;
+  absl::Status status_;
 };
 
 class RecordingEvent : public Event {
@@ -213,6 +216,11 @@ class RecordingOps : public Ops {
     return text;
   }
   void Add(Stream& stream, const char* op, const std::string& shapes, const OpCost& cost) {
+    if (!stream.status().ok()) return;
+    if (op == options_.failing_op && failing_op_seen_++ == options_.failing_at) {
+      static_cast<RecordingStream&>(stream).Fail(absl::InternalError(absl::StrCat(op, " fails as it was told to")));
+      return;
+    }
     lines_.push_back(absl::StrCat(baton_.now(), " ", Sv(stream.name()), " ", op, " ", shapes, " ", cost.ToString()));
     const double seconds = std::max(cost.flops / options_.flops_per_second, cost.bytes() / options_.bytes_per_second);
     baton_.Advance(static_cast<int64_t>(seconds * 1e9));
@@ -221,6 +229,7 @@ class RecordingOps : public Ops {
   Baton& baton_;
   const RecordingOptions options_;
   std::mt19937_64 random_;
+  int64_t failing_op_seen_ = 0;
   std::vector<std::string> lines_;
 };
 
@@ -230,12 +239,13 @@ class RecordingDeviceImpl : public RecordingDevice {
     caps_.kind = "recording";
     caps_.numerics = "recording/none";
     caps_.description = "records ops and computes nothing";
-    caps_.memory_budget_bytes = UINT64_MAX;
+    caps_.memory_budget_bytes = memory_->budget_bytes = options.memory_budget_bytes;
   }
   const DeviceCaps& caps() const override { return caps_; }
   Ops& ops() override { return ops_; }
   std::vector<std::string> Lines() const override { return ops_.lines(); }
   absl::StatusOr<Buffer> Allocate(size_t bytes) override {
+    if (bytes > memory_->budget_bytes - memory_->used_bytes) return absl::ResourceExhaustedError("the recording device's budget");
     void* data = std::calloc(std::max<size_t>(bytes, 1), 1);
     memory_->used_bytes += bytes;
     memory_->peak_bytes = std::max(memory_->peak_bytes, memory_->used_bytes);
@@ -270,7 +280,7 @@ class RecordingDeviceImpl : public RecordingDevice {
   Baton baton_;
   RecordingOps ops_;
   DeviceCaps caps_;
-  const std::shared_ptr<DeviceMemory> memory_ = std::make_shared<DeviceMemory>(DeviceMemory{.budget_bytes = UINT64_MAX});
+  const std::shared_ptr<DeviceMemory> memory_ = std::make_shared<DeviceMemory>();
 };
 
 }  // namespace

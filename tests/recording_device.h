@@ -16,6 +16,9 @@ struct RecordingOptions {
   uint64_t seed = 1;               // of the gate's choices
   double flops_per_second = 1e12;  // an op lasts as long as the slower of its arithmetic and its bytes
   double bytes_per_second = 1e11;
+  std::string failing_op;  // the one of this name that so many came before ends its stream
+  int64_t failing_at = 0;
+  uint64_t memory_budget_bytes = UINT64_MAX;
 };
 
 class RecordingDevice : public Device {

@@ -53,6 +53,8 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"prefill", "instances", &c.prefill_instances, 0, 16},
       {"prefill", "threads", &c.prefill_threads, 0, 1024},
       {"prefill", "chunk_tokens", &c.prefill_chunk_tokens, 1, 65536},
+      {"prefill", "path", &c.prefill_path, 0, 0, {"auto", "chunked", "slp"}},
+      {"prefill", "device_memory_bytes", &c.prefill_device_memory_bytes, 0},
       {"decode", "instances", &c.decode_instances, 1, 16},
       {"decode", "threads", &c.decode_threads, 0, 1024},
       {"decode", "max_batch", &c.max_batch, 1, 256},

@@ -41,6 +41,8 @@ struct NodeConfig {
   int64_t prefill_instances = 1;
   int64_t prefill_threads = 0;  // 0: as many as cores
   int64_t prefill_chunk_tokens = 512;
+  std::string prefill_path = "auto";        // auto, chunked, slp: how a prompt is computed (ADR 0009). Never changes a token
+  int64_t prefill_device_memory_bytes = 0;  // budget of the worker's device; 0: what the device has
 
   // [decode]
   int64_t decode_instances = 1;

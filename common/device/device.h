@@ -69,6 +69,8 @@ class Stream {
   virtual std::string_view name() const = 0;
   // Returns once everything enqueued so far is done; an error is the device's (the stream is then dead).
   virtual absl::Status Synchronize() = 0;
+  // The error that the stream has died of, as far as it is known without waiting.
+  virtual absl::Status status() const = 0;
 };
 
 class Event {

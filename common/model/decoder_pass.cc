@@ -18,7 +18,7 @@ absl::Status DecoderPass::Run(float* logits) {
   if (logits != nullptr && !c_.batch.logit_rows.empty()) Logits(c_.weights.final_norm, c_.weights.head, logits);
   if (c_.weights.mtp.has_value()) {
     KeepHidden(c_.weights.final_norm);
-    WriteMtpKv();
+    WriteMtpKv(*c_.weights.mtp, c_.weights.layers[static_cast<size_t>(c_.config.num_hidden_layers)].attention);
     RETURN_IF_ERROR(ShowLayerDone(c_.config.num_hidden_layers));
   }
   return c_.stream.Synchronize();
@@ -33,21 +33,31 @@ void DecoderPass::Embed() {
 // One decoder layer (DeepSeek-V3, figure 2).
 void DecoderPass::Layer(int64_t layer) {
   const LayerWeights& weights = c_.weights.layers[static_cast<size_t>(layer)];
-  ForwardWorkspace& w = c_.workspace;
-  const int64_t hidden = c_.config.hidden_size;
-
-  Norm(w.residual.as<float>(), weights.attention.input_norm, m_, hidden, w.normed);
-  Attention(weights.attention, layer);  // into w.projected
-  AddTo(w.residual, w.projected);
-
-  Norm(w.residual.as<float>(), weights.post_attention_norm, m_, hidden, w.normed);
-  if (weights.moe.has_value()) {
-    Moe(weights, layer);  // into w.moe
-    AddTo(w.residual, w.moe);
-  } else {
-    Mlp(*weights.mlp);  // into w.projected
-    AddTo(w.residual, w.projected);
+  AttentionBlock(weights.attention, layer);
+  if (weights.mlp.has_value()) {
+    DenseBlock(weights.post_attention_norm, *weights.mlp);
+    return;
   }
+  ChooseExperts(weights.post_attention_norm, *weights.moe);
+  ShowGate(layer);
+  if (c_.hooks != nullptr && c_.hooks->before_experts) TakeTurn(c_.hooks->before_experts, layer);
+  RoutedExperts(*weights.moe, layer);
+  if (c_.hooks != nullptr && c_.hooks->after_experts) TakeTurn(c_.hooks->after_experts, layer);
+  AddExperts(*weights.moe);
+}
+
+void DecoderPass::AttentionBlock(const AttentionWeights& weights, int64_t layer) {
+  ForwardWorkspace& w = c_.workspace;
+  Norm(w.residual.as<float>(), weights.input_norm, m_, c_.config.hidden_size, w.normed);
+  Attention(weights, layer);  // into w.projected
+  AddTo(w.residual, w.projected);
+}
+
+void DecoderPass::DenseBlock(const VectorF32& norm, const MlpWeights& weights) {
+  ForwardWorkspace& w = c_.workspace;
+  Norm(w.residual.as<float>(), norm, m_, c_.config.hidden_size, w.normed);
+  Mlp(weights);  // into w.projected
+  AddTo(w.residual, w.projected);
 }
 
 void DecoderPass::Attention(const AttentionWeights& weights, int64_t layer) {
@@ -188,13 +198,13 @@ HeadNorm DecoderPass::NormOf(const HeadProjection& projection) const {
           .eps = static_cast<float>(c_.config.rms_norm_eps)};
 }
 
-// The gate chooses from the F32 residual; then routed experts, then the shared expert on top of their sum (DESIGN section 7).
-void DecoderPass::Moe(const LayerWeights& layer_weights, int64_t layer) {
+// The gate chooses from the F32 residual, which it normalises for itself; the experts take the same in BF16.
+void DecoderPass::ChooseExperts(const VectorF32& norm, const MoeWeights& weights) {
   const ModelConfig& c = c_.config;
-  const MoeWeights& weights = *layer_weights.moe;
   ForwardWorkspace& w = c_.workspace;
+  Norm(w.residual.as<float>(), norm, m_, c.hidden_size, w.normed);
   c_.ops.Gate(c_.stream, {.x = w.residual.as<float>(),
-                          .norm_weight = layer_weights.post_attention_norm.data(),
+                          .norm_weight = norm.data(),
                           .eps = static_cast<float>(c.rms_norm_eps),
                           .w = weights.gate,
                           .bias = weights.gate_bias.has_value() ? weights.gate_bias->data() : nullptr,
@@ -210,8 +220,11 @@ void DecoderPass::Moe(const LayerWeights& layer_weights, int64_t layer) {
                           .hidden = c.hidden_size,
                           .ids = w.expert_ids.as<int32_t>(),
                           .weights = w.expert_weights.as<float>()});
-  ShowGate(layer);
-  if (c_.hooks != nullptr && c_.hooks->before_experts) TakeTurn(c_.hooks->before_experts, layer);
+}
+
+void DecoderPass::RoutedExperts(const MoeWeights& weights, int64_t layer) {
+  const ModelConfig& c = c_.config;
+  ForwardWorkspace& w = c_.workspace;
   c_.ops.Experts(c_.stream, {.form = c_.batch.form,
                              .source = c_.weights.experts.get(),
                              .layer = layer,
@@ -227,17 +240,22 @@ void DecoderPass::Moe(const LayerWeights& layer_weights, int64_t layer) {
                              .weights = w.expert_weights.as<float>(),
                              .m = m_,
                              .out = w.moe.as<float>()});
-  if (c_.hooks != nullptr && c_.hooks->after_experts) TakeTurn(c_.hooks->after_experts, layer);
+}
+
+// The shared expert on top of the routed ones' sum, then the residual (DESIGN section 7).
+void DecoderPass::AddExperts(const MoeWeights& weights) {
+  ForwardWorkspace& w = c_.workspace;
   if (weights.shared.has_value()) {
     Mlp(*weights.shared);
     if (weights.shared_gate.has_value()) {
       Linear(*weights.shared_gate, w.normed, m_, w.shared_gate);
       c_.ops.AddGated(c_.stream,
-                      {.x = w.projected.as<float>(), .gate = w.shared_gate.as<float>(), .m = m_, .n = c.hidden_size, .y = w.moe.as<float>()});
+                      {.x = w.projected.as<float>(), .gate = w.shared_gate.as<float>(), .m = m_, .n = c_.config.hidden_size, .y = w.moe.as<float>()});
     } else {
       AddTo(w.moe, w.projected);
     }
   }
+  AddTo(w.residual, w.moe);
 }
 
 void DecoderPass::Mlp(const MlpWeights& weights) {

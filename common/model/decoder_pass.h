@@ -38,8 +38,25 @@ class DecoderPass {
   // The MTP module's pass instead of the decoder's: Model::Draft.
   absl::Status Draft(float* logits);
 
- private:
+  // The pieces that both are made of, each over all rows of the batch and in the workspace, for who walks layers and rows in an order of its own
+  // (common/slp). Nothing here waits for the stream.
   void Embed();
+  // residual += attention of the normed residual; leaves the layer's KV in the pages.
+  void AttentionBlock(const AttentionWeights& weights, int64_t layer);
+  // residual += the dense network of the normed residual
+  void DenseBlock(const VectorF32& norm, const MlpWeights& weights);
+  // expert_ids, expert_weights, and the normed input of the experts
+  void ChooseExperts(const VectorF32& norm, const MoeWeights& weights);
+  // residual += moe, the sum over the routed experts, and the shared expert
+  void AddExperts(const MoeWeights& weights);
+  // Of the residual stream's rows that are wanted: norm, head.
+  void Logits(const VectorF32& norm, const WeightView& head, float* logits);
+  // hidden = the residual stream's rows, normed: what the MTP module reads of a position, and ReadHidden gives.
+  void KeepHidden(const VectorF32& norm);
+  // The MTP slots of the batch's positions. Overwrites the residual stream.
+  void WriteMtpKv(const MtpWeights& mtp, const AttentionWeights& attention);
+
+ private:
   void Layer(int64_t layer);
   // projected = attention of normed
   void Attention(const AttentionWeights& w, int64_t layer);
@@ -50,16 +67,10 @@ class DecoderPass {
   void WriteLatent(const MlaWeights& w, int64_t layer, const std::vector<KvSequence>& sequences);
   HeadNorm NormOf(const HeadProjection& projection) const;
   void WriteKeysValues(const GqaWeights& w, int64_t layer, const std::vector<KvSequence>& sequences);
-  void Moe(const LayerWeights& layer_weights, int64_t layer);
+  void RoutedExperts(const MoeWeights& weights, int64_t layer);
   // projected = down(silu(gate(normed)) * up(normed))
   void Mlp(const MlpWeights& w);
-  // Of the residual stream's rows that are wanted: norm, head.
-  void Logits(const VectorF32& norm, const WeightView& head, float* logits);
-
-  // mtp_pass.cc
-  void KeepHidden(const VectorF32& norm);
-  void WriteMtpKv();
-  void JoinMtpInput();
+  void JoinMtpInput(const MtpWeights& mtp);  // mtp_pass.cc
 
   void Norm(const float* x, const VectorF32& weight, int64_t m, int64_t n, Buffer& out);
   void Linear(const WeightView& w, const Buffer& x, int64_t m, Buffer& y);

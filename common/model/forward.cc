@@ -53,6 +53,9 @@ class BoundModel : public Model {
             .dtype = device_.caps().kv_dtype};
   }
 
+  const ModelWeights& weights() const override { return weights_; }
+  const RopeTable& rope() const override { return rope_.view; }
+
   absl::StatusOr<std::unique_ptr<Workspace>> MakeWorkspace(int64_t max_rows, int64_t max_logit_rows) const override {
     ASSIGN_OR_RETURN(std::unique_ptr<Workspace> workspace, ForwardWorkspace::Make(config_, has_mtp(), device_, max_rows, max_logit_rows));
     return workspace;

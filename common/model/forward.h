@@ -17,6 +17,8 @@
 
 namespace hearth {
 
+struct ModelWeights;  // model_weights.h
+
 // One batch of one form. Rows are grouped by stream, in the order of `sequences`.
 struct ForwardBatch {
   Form form = Form::kDecode;
@@ -52,6 +54,9 @@ class Model {
   virtual bool has_mtp() const = 0;
   // A pool of this geometry (num_pages left 0) holds this model's KV.
   virtual KvGeometry kv_geometry() const = 0;
+  // For who walks the layers in another order (common/slp).
+  virtual const ModelWeights& weights() const = 0;
+  virtual const RopeTable& rope() const = 0;
 
   // Buffers for batches of up to max_rows rows and max_logit_rows logit rows.
   class Workspace {

@@ -41,8 +41,9 @@ class Binder {
 
   absl::Status Vector(const std::string& name, int64_t n, VectorF32& out) const {
     ASSIGN_OR_RETURN(const ImageTensor tensor, Find(name, {n}));
-    ASSIGN_OR_RETURN(out.buffer, device_.Allocate(static_cast<size_t>(n) * sizeof(float)));
-    float* to = out.buffer.as<float>();
+    ASSIGN_OR_RETURN(Buffer buffer, device_.Allocate(static_cast<size_t>(n) * sizeof(float)));
+    float* to = buffer.as<float>();
+    out.buffer = std::make_shared<const Buffer>(std::move(buffer));
     switch (tensor.dtype) {
       case DType::kF32: std::memcpy(to, tensor.data, static_cast<size_t>(n) * sizeof(float)); return absl::OkStatus();
       case DType::kBF16:
@@ -156,6 +157,39 @@ absl::Status BindMtp(const ModelConfig& c, const WeightImage& image, const Binde
 }
 
 }  // namespace
+
+void ForEachMatrix(AttentionWeights& weights, absl::FunctionRef<void(WeightView&)> visit) {
+  if (weights.mla.has_value()) {
+    MlaWeights& mla = *weights.mla;
+    if (mla.q_a.has_value()) visit(*mla.q_a);
+    for (WeightView* view : {&mla.q, &mla.kv_b, &mla.k_b, &mla.v_b}) {
+      if (view->data != nullptr) visit(*view);
+    }
+  } else {
+    visit(weights.gqa->q.w);
+  }
+  ForEachKvMatrix(weights, visit);
+  visit(weights.o);
+}
+
+void ForEachKvMatrix(AttentionWeights& weights, absl::FunctionRef<void(WeightView&)> visit) {
+  if (weights.mla.has_value()) {
+    visit(weights.mla->kv_a);
+  } else {
+    visit(weights.gqa->k.w);
+    visit(weights.gqa->v.w);
+  }
+}
+
+void ForEachMatrix(MlpWeights& weights, absl::FunctionRef<void(WeightView&)> visit) {
+  for (WeightView* view : {&weights.gate, &weights.up, &weights.down}) visit(*view);
+}
+
+void ForEachMatrix(MoeWeights& weights, absl::FunctionRef<void(WeightView&)> visit) {
+  visit(weights.gate);
+  if (weights.shared.has_value()) ForEachMatrix(*weights.shared, visit);
+  if (weights.shared_gate.has_value()) visit(*weights.shared_gate);
+}
 
 absl::StatusOr<ModelWeights> BindWeights(const ModelConfig& config, const std::shared_ptr<const WeightImage>& image, Device& device) {
   const Binder bind(*image, device);

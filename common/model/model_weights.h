@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "common/base/status.h"
 #include "common/device/device.h"
 #include "common/experts/expert_source.h"
@@ -18,9 +19,10 @@
 
 namespace hearth {
 
+// Copies share the device memory, so that weights are values: a copy's matrices may be pointed elsewhere (common/slp) while its vectors stay.
 struct VectorF32 {
-  Buffer buffer;
-  const float* data() const { return buffer.as<float>(); }
+  std::shared_ptr<const Buffer> buffer;
+  const float* data() const { return buffer == nullptr ? nullptr : buffer->as<float>(); }
 };
 
 struct MlaWeights {
@@ -94,6 +96,14 @@ struct ModelWeights {
   std::optional<MtpWeights> mtp;
   std::unique_ptr<ExpertSource> experts;  // null without MoE layers
 };
+
+// Every matrix that is there, in one order.
+void ForEachMatrix(AttentionWeights& weights, absl::FunctionRef<void(WeightView&)> visit);
+void ForEachMatrix(MlpWeights& weights, absl::FunctionRef<void(WeightView&)> visit);
+// The gate, the shared expert and its gate; not the routed experts.
+void ForEachMatrix(MoeWeights& weights, absl::FunctionRef<void(WeightView&)> visit);
+// What the cached keys and values are made with: a part of the first.
+void ForEachKvMatrix(AttentionWeights& weights, absl::FunctionRef<void(WeightView&)> visit);
 
 // Errors: NotFound names a tensor that is missing, InvalidArgument one of the wrong shape, with both shapes.
 absl::StatusOr<ModelWeights> BindWeights(const ModelConfig& config, const std::shared_ptr<const WeightImage>& image, Device& device);

@@ -7,7 +7,6 @@
 
 namespace hearth {
 
-// The residual stream's rows, normed: what the module reads of a position, and ReadHidden gives.
 void DecoderPass::KeepHidden(const VectorF32& norm) {
   ForwardWorkspace& w = c_.workspace;
   const int64_t hidden = c_.config.hidden_size;
@@ -20,7 +19,7 @@ void DecoderPass::KeepHidden(const VectorF32& norm) {
                              .f32 = w.hidden.as<float>()});
 }
 
-void DecoderPass::WriteMtpKv() {
+void DecoderPass::WriteMtpKv(const MtpWeights& mtp, const AttentionWeights& attention) {
   ForwardWorkspace& w = c_.workspace;
   const int64_t hidden = c_.config.hidden_size;
   // A row's slot is made from the hidden state of the row before it, a sequence's first from the one that came with the batch, which lies behind
@@ -36,11 +35,9 @@ void DecoderPass::WriteMtpKv() {
     s.write_from = std::max<int64_t>(s.write_from, 1);  // slot 0 is empty
   }
   c_.ops.GatherRows(c_.stream, {.x = w.hidden.as<float>(), .rows = from, .m = m_, .n = hidden, .out = w.previous.as<float>()});
-  JoinMtpInput();
-  const int64_t layer = c_.config.num_hidden_layers;
-  const AttentionWeights& attention = c_.weights.layers[static_cast<size_t>(layer)].attention;
+  JoinMtpInput(mtp);
   Norm(w.residual.as<float>(), attention.input_norm, m_, hidden, w.normed);
-  WriteKv(attention, layer, sequences);
+  WriteKv(attention, c_.config.num_hidden_layers, sequences);
 }
 
 absl::Status DecoderPass::Draft(float* logits) {
@@ -48,7 +45,7 @@ absl::Status DecoderPass::Draft(float* logits) {
   const int64_t hidden = c_.config.hidden_size;
   std::copy(c_.batch.token_ids.begin(), c_.batch.token_ids.end(), w.token_ids.as<int32_t>());
   for (int64_t row = 0; row < m_; ++row) std::copy_n(c_.batch.prior_hidden[static_cast<size_t>(row)], hidden, w.previous.as<float>() + row * hidden);
-  JoinMtpInput();
+  JoinMtpInput(*c_.weights.mtp);
   Layer(c_.config.num_hidden_layers);
   KeepHidden(c_.weights.mtp->head_norm);
   Logits(c_.weights.mtp->head_norm, c_.weights.mtp->head, logits);
@@ -56,9 +53,8 @@ absl::Status DecoderPass::Draft(float* logits) {
 }
 
 // eh_proj of [enorm(embedding of the row's token) | hnorm(w.previous)], into the residual stream.
-void DecoderPass::JoinMtpInput() {
+void DecoderPass::JoinMtpInput(const MtpWeights& mtp) {
   ForwardWorkspace& w = c_.workspace;
-  const MtpWeights& mtp = *c_.weights.mtp;
   const int64_t hidden = c_.config.hidden_size;
   c_.ops.Embed(c_.stream, {.table = mtp.embedding, .token_ids = w.token_ids.as<int32_t>(), .m = m_, .out = w.residual.as<float>()});
   const auto norm_half = [&](const Buffer& x, const VectorF32& weight, int64_t half) {

@@ -98,6 +98,8 @@ class StreamLoop {
   // Positions that the stream can reach: its prompt and all it may output, or the context.
   int64_t PositionsMax(const StreamRequest& request) const;
   void KeepSpare(const std::shared_ptr<LiveStream>& stream);
+  // Stop was asked for: a long pass ends at its next look.
+  bool stopping() const { return stop_.stopped(); }
   // Some stream here lacks a page that the pool did not have.
   bool pool_short() const;
   // KV from `position` on does not belong to this stream: forget it.

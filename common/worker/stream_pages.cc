@@ -87,6 +87,7 @@ void PublishProgress(const KvPool& kv, const LiveStream& stream, int64_t pending
     const int64_t pending = std::min(pending_until - index * kPageTokens, kPageTokens);
     kv.header(stream.pages[index])
         .progress.store(static_cast<uint64_t>(pending) << 32 | static_cast<uint64_t>(layers_ready), std::memory_order_release);
+    PublishPoint("kv.progress");
   }
 }
 

@@ -89,6 +89,7 @@ absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo
                                                   .num_threads = static_cast<int>(kind.threads(config)),
                                                   .num_pools = static_cast<int>(engine.image->num_shards()),
                                                   .cpus = CpusOfShards(topology, homes),
+                                                  .memory_budget_bytes = static_cast<uint64_t>(kind.device_memory_bytes(config)),
                                                   .activation_terms = static_cast<int>(config.activation_terms),
                                                   .kv_dtype = config.kv_type()}));
   ASSIGN_OR_RETURN(engine.model, Model::Bind(model_config, engine.image, *engine.device));
@@ -102,7 +103,7 @@ absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo
     spdlog::info("prefetch: {}", engine.facts.fetch_ahead->ToString());
   }
   spdlog::info("image pages: {}; on the wrong node: {}", engine.facts.pages.SizesToString(), engine.facts.pages.NodesToString());
-  engine.loop = kind.make_loop(*engine.device, *engine.model, *engine.kv, store, kind.options(config));
+  ASSIGN_OR_RETURN(engine.loop, kind.make_loop(*engine.device, *engine.model, *engine.kv, store, config, kind.options(config)));
   return engine;
 }
 

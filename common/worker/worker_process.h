@@ -17,8 +17,10 @@ struct WorkerKindInfo {
   const char* description;  // first lines of --help
   // The options that this kind takes from the node's configuration.
   std::function<StreamLoopOptions(const NodeConfig&)> options;
-  std::function<std::shared_ptr<StreamLoop>(Device&, const Model&, const KvPool&, PageStore&, StreamLoopOptions)> make_loop;
+  std::function<absl::StatusOr<std::shared_ptr<StreamLoop>>(Device&, const Model&, const KvPool&, PageStore&, const NodeConfig&, StreamLoopOptions)>
+      make_loop;
   std::function<int64_t(const NodeConfig&)> threads;
+  std::function<int64_t(const NodeConfig&)> device_memory_bytes;  // 0: no limit
 };
 
 int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind);

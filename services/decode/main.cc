@@ -19,7 +19,8 @@ int main(int argc, char** argv) {
                                       .drafts = c.speculation,
                                       .step_order = StepOrderFromName(c.overlap)};
            },
-       .make_loop = [](Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options)
-           -> std::shared_ptr<StreamLoop> { return std::make_shared<DecodeLoop>(device, model, kv, store, options); },
-       .threads = [](const NodeConfig& c) { return c.decode_threads; }});
+       .make_loop = [](Device& device, const Model& model, const KvPool& kv, PageStore& store, const NodeConfig&, StreamLoopOptions options)
+           -> absl::StatusOr<std::shared_ptr<StreamLoop>> { return std::make_shared<DecodeLoop>(device, model, kv, store, options); },
+       .threads = [](const NodeConfig& c) { return c.decode_threads; },
+       .device_memory_bytes = [](const NodeConfig&) { return int64_t{0}; }});
 }

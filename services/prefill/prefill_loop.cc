@@ -1,5 +1,9 @@
 #include "services/prefill/prefill_loop.h"
 
+#include <algorithm>
+
+#include "common/base/logging.h"
+#include "common/base/time.h"
 #include "common/worker/stream_pages.h"
 
 namespace hearth {
@@ -8,18 +12,85 @@ int64_t PrefillLoop::InitialPages(const StreamRequest& request) const { return P
 
 bool PrefillLoop::Work() {
   for (const std::shared_ptr<LiveStream>& stream : std::vector(running_)) {
-    if (!stream->prepared) continue;
-    if (stream->valid >= stream->request.prefill_until()) {
-      Offer(stream);
-      return true;
-    }
-    if (static_cast<int64_t>(stream->pages.size()) < InitialPages(stream->request)) continue;  // waits for the store
-    PrefillChunk(*stream, options_.idle_chunk_tokens);
+    if (!stream->prepared || stream->valid < stream->request.prefill_until()) continue;
+    Offer(stream);
     return true;
   }
-  return false;
+  if (slp_ != nullptr) {
+    const std::vector<Part> parts = PartsOfAPass();
+    if (!parts.empty()) StreamWeights(parts);
+    return !parts.empty();
+  }
+  const auto next = std::find_if(running_.begin(), running_.end(), [&](const auto& stream) { return Ready(*stream); });
+  if (next == running_.end()) return false;
+  const std::shared_ptr<LiveStream> stream = *next;
+  PrefillChunk(*stream, options_.idle_chunk_tokens);
+  return true;
+}
+
+// Its pages are all there; others wait for the store.
+bool PrefillLoop::Ready(const LiveStream& stream) const {
+  return stream.prepared && static_cast<int64_t>(stream.pages.size()) >= InitialPages(stream.request);
 }
 
 void PrefillLoop::OnOffered(LiveStream& stream) { stream.sink->OnPrefilled(stream.request.prefill_until()); }
+
+// Streams in order of admission, as long as there is room for a row of another; the last one's rest waits for the next pass.
+std::vector<PrefillLoop::Part> PrefillLoop::PartsOfAPass() const {
+  std::vector<Part> parts;
+  int64_t room = slp_->max_rows();
+  for (const std::shared_ptr<LiveStream>& stream : running_) {
+    if (!Ready(*stream) || stream->cancelled.load(std::memory_order_acquire)) continue;
+    const int64_t from = PassFrom(*stream);
+    const int64_t end = std::min(stream->request.prefill_until(), from + room);
+    if (end <= stream->valid) break;
+    parts.push_back({.stream = stream, .from = from, .end = end});
+    room -= end - from;
+  }
+  return parts;
+}
+
+void PrefillLoop::StreamWeights(const std::vector<Part>& parts) {
+  ForwardBatch batch;
+  batch.form = Form::kPrefill;
+  for (const Part& part : parts) {
+    const LiveStream& stream = *part.stream;
+    batch.sequences.push_back({.first_row = static_cast<int64_t>(batch.token_ids.size()),
+                               .num_rows = part.end - part.from,
+                               .start_position = part.from,
+                               .write_from = stream.valid,
+                               .pages = stream.pages.data()});
+    batch.token_ids.insert(batch.token_ids.end(), stream.request.tokens.begin() + part.from, stream.request.tokens.begin() + part.end);
+    batch.prior_hidden.push_back(PriorHidden(stream, part.from));
+  }
+  const auto wanted = [&] {
+    StillAlive();
+    return !stopping() &&
+           std::any_of(parts.begin(), parts.end(), [](const Part& part) { return !part.stream->cancelled.load(std::memory_order_acquire); });
+  };
+  const SlpHooks hooks{.on_layer_done =
+                           [&](int64_t layer) {
+                             for (const Part& part : parts) PublishProgress(kv_, *part.stream, part.end, layer + 1);
+                             return wanted();
+                           },
+                       .wanted = wanted};
+  const absl::Status status = slp_->Run(kv_, batch, nullptr, hooks);
+  if (absl::IsCancelled(status)) return;
+  for (size_t i = 0; i < parts.size(); ++i) {
+    LiveStream& stream = *parts[i].stream;
+    if (!status.ok()) {
+      stream.sink->OnError(status);
+      stream.cancelled.store(true);
+      continue;
+    }
+    if (model_.has_mtp()) std::ranges::copy(slp_->LastHidden(static_cast<int64_t>(i)), HiddenAt(parts[i].end - 1, stream));
+    stats_.AddPrefill(parts[i].end - stream.valid);
+    Publish(stream, parts[i].end);
+  }
+  const SlpPassStats& pass = slp_->last_pass();
+  spdlog::debug("pass of {} tokens of {} prompts: {} loaded, {} experts loaded, {} skipped, {}, {} of them waiting for weights", pass.rows,
+                parts.size(), HumanBytes(static_cast<double>(pass.bytes_loaded)), pass.experts_loaded, pass.experts_skipped,
+                HumanDuration(static_cast<double>(pass.duration_ns) / 1e9), HumanDuration(static_cast<double>(pass.waited_ns) / 1e9));
+}
 
 }  // namespace hearth

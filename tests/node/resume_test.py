@@ -156,6 +156,72 @@ def test_prefill_worker_killed_in_mid_pass():
             wait_for("idle node", node.idle, 10)
 
 
+SLP = 'router.chunked_prefill_max_tokens = 0\nprefill.path = "slp"\nprefill.chunk_tokens = 16\nprefill.device_memory_bytes = 24000000'
+
+
+def test_streaming_prefill_worker_killed_in_mid_pass():
+    """Weights streamed through a device that holds a part of a layer, the worker killed in the first, a middle and the last layer of the pass: what the
+    chunked path answers."""
+    from basics_test import GOLDEN
+    prompt = next(p for p in GOLDEN["prompts"] if p["n_tokens"] >= 300)["ids"]
+    options = {"max_tokens": 20, "logprobs": 2, "return_token_ids": True}
+    with Node(config="router.chunked_prefill_max_tokens = 0") as node:
+        whole = node.completion(prompt, **options)["choices"]
+    pages = -(-(len(prompt) - 1) // 64)
+    for layer in (0, 3, 6):
+        with Node(config=SLP, start=False) as node:
+            for kind in ("weightstore", "decode.0", "router"):
+                node.start(kind)
+            node.start("prefill.0", {"HEARTH_PUBLISH_POINT": f"kv.progress:{layer * pages + 1}:kill"})
+            node.wait_ready()
+            node.wait_worker("prefill.0")
+            results = []
+            thread = threading.Thread(target=lambda: results.append(node.completion(prompt, **options)["choices"]))
+            thread.start()
+            wait_for("the prefill worker's death", lambda: node.processes["prefill.0"].poll() is not None)
+            node.start("prefill.0")
+            thread.join()
+            assert results == [whole], layer
+            assert "weights are streamed" in node.log("prefill.0"), node.log("prefill.0")
+            wait_for("idle node", node.idle, 10)
+
+
+def test_streaming_prefill_is_killed_stopped_and_cancelled_under_load():
+    """Prompts that share passes, while the worker is killed and asked to stop at any moment and clients leave: whoever stays gets the chunked path's answer."""
+    prompts = [PROMPT * (3 + 2 * i) for i in range(5)]
+    with Node(config="router.chunked_prefill_max_tokens = 0") as node:
+        whole = [node.completion(p, max_tokens=3, temperature=0)["choices"] for p in prompts]
+    with Node(config=SLP) as node:
+        stop, wrong, answers = threading.Event(), [], [0] * len(prompts)
+
+        def client(i):
+            while not stop.is_set():
+                if node.completion(prompts[i], max_tokens=3, temperature=0, user="x")["choices"] != whole[i]:
+                    wrong.append(i)
+                answers[i] += 1
+
+        def leaver():
+            while not stop.is_set():
+                with node.stream("/v1/completions", {"prompt": PROMPT * 30, "max_tokens": 3}):
+                    time.sleep(0.03)
+        threads = [threading.Thread(target=client, args=(i,)) for i in range(len(prompts))] + [threading.Thread(target=leaver)]
+        for t in threads:
+            t.start()
+        for attempt in range(12):
+            time.sleep(0.1 + 0.017 * (attempt % 7))
+            if attempt % 2:
+                node.kill("prefill.0")
+            else:
+                assert node.terminate("prefill.0", timeout=6) == 0, (attempt, node.log("prefill.0")[-600:])
+            node.start("prefill.0")
+            wait_for("prefill", lambda: (node.status()["workers"]["prefill.0"] or {}).get("state") == "ready")
+        stop.set()
+        for t in threads:
+            t.join()
+        assert not wrong and all(answers), (wrong, answers)
+        wait_for("idle node", node.idle, 15)
+
+
 def test_busy_prefill_worker_is_asked_to_stop():
     """SIGTERM at any moment of its work, also between the last chunk and the store's answer to its Offer: it ends, and the prompts go on."""
     prompts = [PROMPT * (3 + i) for i in range(4)]

@@ -15,6 +15,7 @@ class HostStream : public Stream {
   explicit HostStream(std::string name) : name_(std::move(name)) {}
   std::string_view name() const override { return name_; }
   absl::Status Synchronize() override { return status_; }
+  absl::Status status() const override { return status_; }
 
   // The first error kills the stream: later ops do nothing.
   bool alive() const { return status_.ok(); }

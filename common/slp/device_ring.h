@@ -1,0 +1,55 @@
+// The device ring (DESIGN 3.3): slots of one size in device memory, allocated once, that weights pass through.
+// Room: common/slp. May touch: common/{device,base}. Single producer, single consumer: AwaitFree and Take belong to the loader, GiveBack to the unloader,
+// Wake to anybody, the rest to whoever runs while neither is in. A credit names its slot, so that slots come back in any order: one that nobody reads
+// need not wait for one that is read for long.
+// If an actor dies of an error: the others are stopped and joined, then Reset makes every slot free again.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/device/device.h"
+
+namespace hearth {
+
+class DeviceRing {
+ public:
+  struct Slot {
+    uint8_t* data = nullptr;
+    std::unique_ptr<Event> loaded;    // on the copy stream: the bytes are there
+    std::unique_ptr<Event> consumed;  // on the compute stream: the last work that reads them is done
+  };
+
+  // Errors: ResourceExhausted past the device's budget. slot_bytes is rounded up to kSlotAlign.
+  static absl::StatusOr<std::unique_ptr<DeviceRing>> Make(Device& device, int64_t num_slots, uint64_t slot_bytes);
+  static constexpr uint64_t kSlotAlign = 256;
+
+  int64_t num_slots() const { return static_cast<int64_t>(slots_.size()); }
+  Slot& slot(int64_t index) { return slots_[static_cast<size_t>(index)]; }
+
+  // Waits until the next slot is free; false: stopped.
+  bool AwaitFree(const StopToken& stop);
+  // A slot; there is a free one.
+  int64_t Take();
+  void GiveBack(int64_t slot);
+  // AwaitFree looks at its stop token now.
+  void Wake() { returned_signal_->Notify(); }
+  void Reset();
+
+ private:
+  explicit DeviceRing(Device& device) : device_(device), returned_signal_(device.MakeSignal()) {}
+  bool HasFree() const { return taken_ < returned_.load(std::memory_order_acquire); }
+
+  Device& device_;
+  Buffer memory_;
+  std::vector<Slot> slots_;
+  std::vector<int64_t> credits_;  // [slots]: the i-th credit, i modulo slots, names a free slot; written before returned_ says so, read after
+  std::unique_ptr<HostSignal> returned_signal_;
+  uint64_t taken_ = 0;                 // the loader's
+  std::atomic<uint64_t> returned_{0};  // credits given, the first of them at the start
+};
+
+}  // namespace hearth

@@ -1,0 +1,69 @@
+// Stream-loading prefill ([SLO] 3.1): one pass over all layers computes many prompt tokens while the weights pass through device memory that holds a small
+// part of them. Layers outside, chunks of rows inside, so that each weight crosses the link once a pass.
+// Room: common/slp. May touch: common/{model,experts,device,kernels,formats,shm,base}. Not: threads, clocks or waits but the device's.
+// Threads: Run by one thread at a time. A pass has two actors beside its caller (the model): a loader, which walks the plan of items, takes ring slots and
+// enqueues copies, and an unloader, which gives a slot back when the work that reads it is done.
+// The bits are those of Model::Forward in the prefill form, whatever the ring, the chunks and the prompts that share the pass (DESIGN section 7).
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/device/device.h"
+#include "common/model/forward.h"
+#include "common/slp/slp_memory.h"
+#include "common/slp/weight_plan.h"
+
+namespace hearth {
+
+// Called on the thread of Run.
+struct SlpHooks {
+  // The layer's KV of every row is written; its experts may still run. False ends the pass. As ForwardHooks has it, the MTP module's layer comes last.
+  std::function<bool(int64_t layer)> on_layer_done;
+  // Looked at before each expert. False ends the pass.
+  std::function<bool()> wanted;
+};
+
+// What a pass did.
+struct SlpPassStats {
+  int64_t rows = 0;
+  uint64_t bytes_loaded = 0;
+  int64_t experts_loaded = 0;   // those that nobody chose among them, whose load had begun when the gate spoke
+  int64_t experts_skipped = 0;  // never loaded
+  int64_t waited_ns = 0;        // for weights that were still on their way
+  int64_t duration_ns = 0;
+};
+
+class SlpEngine {
+ public:
+  // Takes what the device's budget has left, up to what the options ask for. Errors: ResourceExhausted, with what would be enough.
+  static absl::StatusOr<std::unique_ptr<SlpEngine>> Make(Device& device, const Model& model, const SlpOptions& options);
+
+  int64_t max_rows() const { return memory_->sizes.rows; }
+  int64_t expert_slots() const { return memory_->sizes.expert_slots; }
+
+  // As Model::Forward in the prefill form, with at most max_rows() rows. logits may be null; they are for engines made with them, and logit_rows ascend.
+  // Errors: InvalidArgument for a batch that contradicts itself; Cancelled when a hook ended the pass. After any error the engine takes the next pass.
+  absl::Status Run(const KvPool& kv, const ForwardBatch& batch, float* logits, const SlpHooks& hooks);
+
+  // Of the last pass. The hidden state [hidden] f32 at the last row of a sequence; only with an MTP module.
+  const std::vector<float>& LastHidden(int64_t sequence) const { return last_hidden_[static_cast<size_t>(sequence)]; }
+  const SlpPassStats& last_pass() const { return stats_; }
+
+ private:
+  SlpEngine(Device& device, const Model& model, WeightPlan plan, std::unique_ptr<SlpMemory> memory, bool with_logits)
+      : device_(device), model_(model), plan_(std::move(plan)), memory_(std::move(memory)), with_logits_(with_logits) {}
+
+  Device& device_;
+  const Model& model_;
+  const WeightPlan plan_;
+  const std::unique_ptr<SlpMemory> memory_;
+  const bool with_logits_;
+  std::vector<std::vector<float>> last_hidden_;  // by sequence
+  SlpPassStats stats_;
+};
+
+}  // namespace hearth

@@ -1,0 +1,72 @@
+// All device memory of a prefill engine that streams weights, allocated once: what a pass keeps of every row, the work room of one chunk, the two rings.
+// Room: common/slp. May touch: common/{model,device,base}. Threads: the pass's.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+
+#include "common/base/status.h"
+#include "common/device/device.h"
+#include "common/model/forward.h"
+#include "common/model/workspace.h"
+#include "common/slp/device_ring.h"
+#include "common/slp/weight_plan.h"
+
+namespace hearth {
+
+struct SlpOptions {
+  int64_t chunk_rows = 512;  // rows that are worked on at once: bounds the work room, moves no bit
+  int64_t max_rows = 32768;  // rows of a pass; fewer where the budget holds no more
+  bool with_logits = false;  // room for logits, of a chunk's rows
+  int64_t expert_slots = 0;  // of the expert ring; 0: a layer's experts, or as many as the budget holds
+};
+
+struct SlpSizes {
+  int64_t rows = 0;          // of a pass
+  int64_t expert_slots = 0;  // of the ring; 0 without routed experts
+};
+
+// What must be divided between rows and slots.
+struct SlpRoom {
+  uint64_t left = 0;        // bytes of the budget
+  uint64_t fixed = 0;       // needed whatever is chosen
+  uint64_t row_bytes = 0;   // of a pass, each
+  uint64_t slot_bytes = 0;  // of the expert ring, each; 0: no ring
+  int64_t rows_min = 1, rows_max = 1;
+  int64_t slots_max = 2;  // at least 2: one is filled while the other is read
+};
+
+// As many rows as are wanted beside two slots: a row that does not fit costs another pass over all weights, a slot less only makes the link idle while the
+// attention of a layer is computed. What is left becomes slots. ResourceExhausted, with what would do, where not even rows_min and two slots fit.
+absl::StatusOr<SlpSizes> ChooseSlpSizes(const SlpRoom& room);
+
+struct SlpMemory {
+  // Takes what the device's budget has left. Errors: ResourceExhausted.
+  static absl::StatusOr<std::unique_ptr<SlpMemory>> Make(Device& device, const Model& model, const WeightPlan& plan, const SlpOptions& options);
+
+  // The chunk workspace's rows become rows [first, first + count) of the pass: what is kept of every row is aliased there.
+  void PointChunkAt(int64_t first, int64_t count);
+
+  SlpSizes sizes;
+  std::unique_ptr<ForwardWorkspace> chunk;
+  std::unique_ptr<DeviceRing> sub_layers;  // two slots of the largest
+  std::unique_ptr<DeviceRing> experts;     // null without routed experts
+
+  // [rows of a pass, ...]
+  Buffer token_ids;            // i32
+  Buffer residual;             // f32 [hidden]
+  Buffer normed;               // bf16 [terms, hidden]
+  Buffer expert_ids;           // i32 [top_k]
+  Buffer expert_weights;       // f32 [top_k]
+  Buffer rows_by_expert;       // i32 [top_k]: ExpertGroups on the device
+  Buffer weights_by_expert;    // f32 [top_k]
+  std::array<Buffer, 3> sums;  // f32 [hidden]: of id-quarters; the first ends as the sum of all experts
+
+  Buffer expert_room;  // ExpertRows works here
+
+ private:
+  int64_t hidden_ = 0, terms_ = 0, top_k_ = 0;
+};
+
+}  // namespace hearth

@@ -1,0 +1,100 @@
+// One pass: the three actors' bodies over one batch. Contract: slp_engine.h; what the actors say to each other: item_board.h, device_ring.h.
+// Room: common/slp. May touch: common/{model,experts,device,kernels,formats,shm,base}. Threads: Run's is the model; Load and Unload are actors of their own.
+//
+// The order of items is the order in which the model first needs them, so two slots of either ring are enough: whatever slot the loader waits for, the
+// model has all items before it and ends with one of that ring before it needs another. (A layer's gate and shared expert keep their slot while the
+// experts pass; the next layer's attention takes the other one.)
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "common/base/status.h"
+#include "common/device/device.h"
+#include "common/experts/expert_source.h"
+#include "common/model/decoder_pass.h"
+#include "common/slp/expert_groups.h"
+#include "common/slp/item_board.h"
+#include "common/slp/slp_engine.h"
+#include "common/slp/slp_memory.h"
+#include "common/slp/weight_plan.h"
+
+namespace hearth {
+
+class SlpPass {
+ public:
+  struct Context {  // all of it outlives the pass
+    Device& device;
+    const Model& model;
+    const WeightPlan& plan;
+    SlpMemory& memory;
+    const KvPool& kv;
+    const ForwardBatch& batch;
+    const SlpHooks& hooks;
+  };
+  explicit SlpPass(const Context& context);
+
+  // Once. Returns with all actors ended, all streams idle and both rings free.
+  absl::Status Run(float* logits);
+  const SlpPassStats& stats() const { return stats_; }
+  std::vector<std::vector<float>> TakeLastHidden() { return std::move(last_hidden_); }
+
+ private:
+  // Rows [first, first + batch's rows) of the pass, as a batch of their own.
+  struct Chunk {
+    int64_t first = 0;
+    ForwardBatch batch;
+    std::vector<int64_t> sequence;  // of the pass, by the chunk's
+    bool begins_inside = false;     // its first row goes on where the chunk before ended
+  };
+
+  // Loader.
+  void Load();
+  void Copy(int64_t item, int64_t slot);
+  // Unloader.
+  void Unload();
+  // Acquired and not released: none is left once the pass is over.
+  void ReleaseExpert(int64_t item);
+
+  // Model.
+  void CutIntoChunks();
+  DecoderPass At(const Chunk& chunk);
+  absl::Status Walk(float* logits);
+  absl::Status Layer(int64_t layer);
+  absl::Status LayerDone(int64_t layer);
+  absl::Status ReadGate();
+  absl::Status RoutedExperts(const MoeWeights& weights, int64_t layer);
+  void Logits(float* logits);
+  absl::Status WriteMtpKv();
+  // The item's slot, once work that is enqueued from now on may read it.
+  absl::StatusOr<int64_t> Await(int64_t item);
+  // No work that reads the item is enqueued from now on.
+  void Done(int64_t item, int64_t slot);
+  const uint8_t* SubLayerData(int64_t slot) { return c_.memory.sub_layers->slot(slot).data; }
+
+  DeviceRing& RingOf(int64_t item) { return c_.plan.item(item).expert >= 0 ? *c_.memory.experts : *c_.memory.sub_layers; }
+  // Ends the pass for all actors.
+  void Stop(const absl::Status& status);
+
+  const Context c_;
+  const ModelConfig& config_;
+  const ModelWeights& weights_;
+  Ops& ops_;
+  ItemBoard board_;
+  const std::unique_ptr<Stream> compute_, copy_, unload_;
+  std::vector<Chunk> chunks_;
+  std::vector<std::vector<ExpertView>> slot_shards_;  // [expert slots]: written by the loader, published with the item
+  std::vector<bool> acquired_;                        // by item: its expert was asked of the source; the loader's
+  std::vector<bool> released_;                        // by item; the unloader's
+  std::vector<int32_t> ids_;                          // the gate's choices of a layer, on the host
+  std::vector<float> gate_weights_;
+  ExpertGroups groups_;
+  std::vector<float> carried_hidden_;  // at the last row of the chunk before
+  std::vector<std::vector<float>> last_hidden_;
+  SlpPassStats stats_;
+};
+
+}  // namespace hearth
