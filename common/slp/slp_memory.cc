@@ -9,6 +9,9 @@ namespace hearth {
 namespace {
 
 constexpr int64_t kSlotsMin = 2;
+// Two would do; four hold a layer's two and the next layer's. With fewer the link stands still while a dense layer's network, or a layer's shared expert, is
+// computed: their slots are free at the layer's end, and nothing behind the sub-layer that waits for one is loaded before it.
+constexpr int64_t kSubLayerSlots = 4;
 constexpr uint64_t kRoundingRoom = 32 * 64;  // a device may round each buffer up to a cache line
 
 // Rows [first, first + count) of a buffer of rows, not owned.
@@ -62,7 +65,7 @@ absl::StatusOr<std::unique_ptr<SlpMemory>> SlpMemory::Make(Device& device, const
     for (Buffer* buffer : {&m.expert_ids, &m.expert_weights, &m.rows_by_expert, &m.weights_by_expert}) widths.push_back({buffer, 4 * m.top_k_});
     for (Buffer& buffer : m.sums) widths.push_back({&buffer, 4 * m.hidden_});
   }
-  SlpRoom room{.fixed = 2 * (plan.sub_layer_bytes_max() + DeviceRing::kSlotAlign) + expert_room + kRoundingRoom,
+  SlpRoom room{.fixed = kSubLayerSlots * (plan.sub_layer_bytes_max() + DeviceRing::kSlotAlign) + expert_room + kRoundingRoom,
                .slot_bytes = plan.expert_bytes_max(),
                .rows_min = chunk_rows,
                .rows_max = options.max_rows,
@@ -72,7 +75,7 @@ absl::StatusOr<std::unique_ptr<SlpMemory>> SlpMemory::Make(Device& device, const
   room.left = use.budget_bytes - use.used_bytes;
   ASSIGN_OR_RETURN(m.sizes, ChooseSlpSizes(room));
 
-  ASSIGN_OR_RETURN(m.sub_layers, DeviceRing::Make(device, 2, plan.sub_layer_bytes_max()));
+  ASSIGN_OR_RETURN(m.sub_layers, DeviceRing::Make(device, kSubLayerSlots, plan.sub_layer_bytes_max()));
   if (has_experts) {
     ASSIGN_OR_RETURN(m.experts, DeviceRing::Make(device, m.sizes.expert_slots, plan.expert_bytes_max()));
     ASSIGN_OR_RETURN(m.expert_room, device.Allocate(expert_room));

@@ -50,7 +50,7 @@ struct SlpMemory {
 
   SlpSizes sizes;
   std::unique_ptr<ForwardWorkspace> chunk;
-  std::unique_ptr<DeviceRing> sub_layers;  // two slots of the largest
+  std::unique_ptr<DeviceRing> sub_layers;  // four slots of the largest
   std::unique_ptr<DeviceRing> experts;     // null without routed experts
 
   // [rows of a pass, ...]

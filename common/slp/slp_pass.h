@@ -3,7 +3,7 @@
 //
 // The order of items is the order in which the model first needs them, so two slots of either ring are enough: whatever slot the loader waits for, the
 // model has all items before it and ends with one of that ring before it needs another. (A layer's gate and shared expert keep their slot while the
-// experts pass; the next layer's attention takes the other one.)
+// experts pass; the next layer's attention takes another one.)
 #pragma once
 
 #include <cstdint>

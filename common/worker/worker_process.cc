@@ -184,7 +184,10 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   if (!generation.ok()) return StopRequested() ? kExitOk : fail(generation.status(), kExitFailure);
 
   absl::StatusOr<Engine> engine = MakeEngine(*config, kind, *isa, *generation, *store);
-  if (!engine.ok()) return fail(engine.status(), kExitFailure);
+  if (!engine.ok()) {
+    const bool budget_wrong = absl::IsResourceExhausted(engine.status()) && kind.device_memory_bytes(*config) > 0;
+    return fail(engine.status(), budget_wrong ? kExitConfig : kExitFailure);
+  }
   control->SetLoop(engine->loop);
   if (StopRequested() || control->lost.load()) engine->loop->Stop();
   if (control->drain.load()) engine->loop->Drain();
