@@ -75,7 +75,8 @@ class Lab {
   Lab(ThreadPool& one, ThreadPool& all, const LabFlags& flags)
       : one_(one), all_(all), rounds_(flags.rounds), tokens_(flags.tokens), data_(Map(kDramBytes, true)) {
     FillCodes(data_, kDramBytes, flags.zeros);
-    x_.resize(static_cast<size_t>(tokens_ * kColsMax));
+    const int64_t numbers = tokens_ * kColsMax;
+    x_ = {reinterpret_cast<bf16*>(Map(numbers * static_cast<int64_t>(sizeof(bf16)), false)), static_cast<size_t>(numbers)};
     std::mt19937 rng(2);
     std::normal_distribution<float> gaussian;
     for (bf16& x : x_) x = ToBf16(gaussian(rng));
@@ -84,7 +85,10 @@ class Lab {
     entries_.push_back({"ours", ours});
     if (SupportedIsas().back() >= Isa::kAvx512Bf16) entries_.insert(entries_.end(), kLabEntries, kLabEntries + kNumLabEntries);
   }
-  ~Lab() { munmap(data_, kDramBytes); }
+  ~Lab() {
+    munmap(data_, kDramBytes);
+    munmap(x_.data(), x_.size_bytes());
+  }
 
   void Limits() {
     uint8_t* small = Map(kDramBytes, false);
@@ -188,7 +192,7 @@ class Lab {
   const int rounds_;
   const int64_t tokens_;
   uint8_t* const data_;
-  std::vector<bf16> x_;  // [tokens, columns of the shape]
+  std::span<bf16> x_;  // [tokens, columns of the shape], at a line's beginning as a worker's activations are
   std::vector<float> scales_ = std::vector<float>(64 * 128);
   std::vector<LabEntry> entries_;
 };

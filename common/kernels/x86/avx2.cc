@@ -24,7 +24,7 @@ struct Avx2Path {
   template <class Path>
   using Page = F32Page<Path>;
   template <class D>
-  static constexpr TileShape kLinearTiles = {.rows_of_one = 4, .rows = 4, .tokens = 2};
+  static constexpr TileShapes kLinearTiles = {.one = {4, 1}, .few = {4, 2}, .many = {4, 2}};
   static constexpr int kGemmVectors = 2;  // rows and tokens whose sums are in registers, in F32
   static constexpr int kGemmTokensAtOnce = 4;
   static constexpr int kScoreHeads = 2;

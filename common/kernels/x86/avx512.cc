@@ -24,7 +24,7 @@ struct Avx512Path {
   template <class Path>
   using Page = F32Page<Path>;
   template <class D>
-  static constexpr TileShape kLinearTiles = {.rows_of_one = 8, .rows = 4, .tokens = 4};
+  static constexpr TileShapes kLinearTiles = {.one = {8, 1}, .few = {4, 2}, .many = {4, 4}};
   static constexpr int kGemmVectors = 4;  // rows and tokens whose sums are in registers, in F32
   static constexpr int kGemmTokensAtOnce = 6;
   static constexpr int kScoreHeads = 4;

@@ -73,7 +73,7 @@ template <int kRowsOfOne, int kRows, int kTokens>
 struct LabPath {
   using V = Vec512;
   template <class D>
-  static constexpr TileShape kLinearTiles = {.rows_of_one = kRowsOfOne, .rows = kRows, .tokens = kTokens};
+  static constexpr TileShapes kLinearTiles = {.one = {kRowsOfOne, 1}, .few = {kRows, kTokens}, .many = {kRows, kTokens}};
 };
 
 template <class D, int kRowsOfOne, int kRows, int kTokens, bool kAhead = true>
@@ -90,7 +90,7 @@ constinit const LabEntry kLabEntries[kNumLabEntries] = {
     {"1; 4 x 2", LabLinear<F8InBf16, 1, 4, 2>},
     {"2; 6 x 3", LabLinear<F8InBf16, 2, 6, 3>},
     {"8; 4 x 4", LabLinear<F8InBf16, 8, 4, 4>},
-    {"4; 8 x 2 (ours), not fetched ahead", LabLinear<F8InBf16, 4, 8, 2, false>},
+    {"4; 8 x 2, not fetched ahead", LabLinear<F8InBf16, 4, 8, 2, false>},
     {"4; 8 x 2, each line read three times", LabLinear<F8ReadThrice, 4, 8, 2>},
     {"4; 8 x 2, shift with a rare branch", LabLinear<F8ByShift, 4, 8, 2>},
     {"8; 4 x 4, shift with a rare branch", LabLinear<F8ByShift, 8, 4, 4>},

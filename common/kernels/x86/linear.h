@@ -185,9 +185,12 @@ __attribute__((noinline)) void LinearTile(const WeightView& w, int64_t row, cons
   }
 }
 
-// Rows that one token meets at a time; rows and tokens of a tile where there are more.
 struct TileShape {
-  int rows_of_one, rows, tokens;
+  int rows, tokens;
+};
+// What a tile of one token is, of fewer than many.tokens, and of more.
+struct TileShapes {
+  TileShape one, few, many;
 };
 
 constexpr int CeilDiv(int a, int b) { return (a + b - 1) / b; }
@@ -229,21 +232,24 @@ template <class Path, class D>
 HEARTH_INLINE void LinearPanel(const WeightView& w, const bf16* x, int64_t ldx, int64_t m, float* y, int64_t ldy, int64_t row_begin,
                                int64_t row_end) {
   using V = typename Path::V;
-  constexpr TileShape kShape = Path::template kLinearTiles<D>;
+  constexpr TileShapes kShapes = Path::template kLinearTiles<D>;
   const int64_t row_bytes = ColumnBytes<D>(w.row_stride);
-  int64_t row = row_begin;
-  const auto next = [&](int64_t rows) {
-    return w.fetch_ahead && row + 2 * rows <= row_end ? static_cast<const uint8_t*>(w.data) + (row + rows) * row_bytes : nullptr;
+  const auto rows = [&]<TileShape kShape>() __attribute__((always_inline)) {
+    int64_t row = row_begin;
+    for (; row + kShape.rows <= row_end; row += kShape.rows) {
+      const bool more = w.fetch_ahead && row + 2 * kShape.rows <= row_end;
+      const uint8_t* next = more ? static_cast<const uint8_t*>(w.data) + (row + kShape.rows) * row_bytes : nullptr;
+      LinearRows<V, D, kShape.rows, kShape.tokens>(w, row, x, ldx, m, y, ldy, next);
+    }
+    for (; row < row_end; ++row) LinearRows<V, D, 1, kShape.tokens>(w, row, x, ldx, m, y, ldy, nullptr);
   };
   if (m == 1) {
-    for (; row + kShape.rows_of_one <= row_end; row += kShape.rows_of_one) {
-      LinearRows<V, D, kShape.rows_of_one, 1>(w, row, x, ldx, 1, y, ldy, next(kShape.rows_of_one));
-    }
+    rows.template operator()<kShapes.one>();
+  } else if (m < kShapes.many.tokens) {
+    rows.template operator()<kShapes.few>();
+  } else {
+    rows.template operator()<kShapes.many>();
   }
-  for (; row + kShape.rows <= row_end; row += kShape.rows) {
-    LinearRows<V, D, kShape.rows, kShape.tokens>(w, row, x, ldx, m, y, ldy, next(kShape.rows));
-  }
-  for (; row < row_end; ++row) LinearRows<V, D, 1, kShape.tokens>(w, row, x, ldx, m, y, ldy, nullptr);
 }
 
 // Tokens that are multiplied before the weights are read again: their activations should stay in L2.
@@ -265,7 +271,7 @@ template <class Path, class D>
 void BlockLinearOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
   constexpr int64_t kPanel = kPanelBytes / static_cast<int64_t>(sizeof(bf16)), kRowMax = kBlockRowMax / D::kSpan * D::kSpanX;
   constexpr int64_t kArranged = kPanel > kRowMax ? kPanel : kRowMax;
-  constexpr int64_t kTokens = Path::template kLinearTiles<D>.tokens;
+  constexpr int64_t kTokens = Path::template kLinearTiles<D>.many.tokens;
   alignas(64) uint8_t bytes[kArranged * sizeof(bf16)];
   bf16* const arranged = reinterpret_cast<bf16*>(bytes);
   const int64_t ld = (w.cols + D::kSpan - 1) / D::kSpan * D::kSpanX;
@@ -286,6 +292,7 @@ void BlockLinearOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_co
     LinearPanel<Path, D>(w, arranged, ld, m, y + m0 * ldy, ldy, row_begin, row_end);
   }
 }
+
 template <class Path>
 void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
   switch (w.dtype) {
