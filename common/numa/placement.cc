@@ -4,6 +4,8 @@
 #include <errno.h>
 #include <numa.h>
 #include <numaif.h>
+#include <pthread.h>
+#include <sched.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -36,6 +38,14 @@ PreferNode::PreferNode(int node) {
 
 PreferNode::~PreferNode() {
   if (set_) set_mempolicy(MPOL_DEFAULT, nullptr, 0);
+}
+
+void PinThisThread(const std::vector<int>& cpus) {
+  if (cpus.empty()) return;
+  cpu_set_t set;
+  CPU_ZERO(&set);
+  for (const int cpu : cpus) CPU_SET(cpu, &set);
+  pthread_setaffinity_np(pthread_self(), sizeof(set), &set);
 }
 
 absl::StatusOr<std::map<int, uint64_t>> SamplePagesPerNode(const void* address, uint64_t bytes, uint64_t samples) {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <map>
 #include <string>
+#include <vector>
 
 #include "common/base/status.h"
 
@@ -26,6 +27,9 @@ class PreferNode {
   bool set_ = false;
   std::string note_;
 };
+
+// This thread runs on these CPUs from now on; none: wherever the kernel puts it. A refusal costs speed only.
+void PinThisThread(const std::vector<int>& cpus);
 
 // Pages of a mapping by node, from at most `samples` of them, evenly spread; each is read, so that it is there.
 // Unimplemented or PermissionDenied where the kernel does not tell.
