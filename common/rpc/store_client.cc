@@ -92,6 +92,21 @@ class StoreClientImpl final : public StoreClient {
     }
   }
 
+  absl::StatusOr<uint64_t> MakeRings(int64_t slots, const std::function<bool()>& stopped) override {
+    v1::MakeRingsRequest message;
+    message.set_slots(static_cast<int32_t>(slots));
+    while (true) {
+      v1::MakeRingsResponse response;
+      // Memory of gigabytes takes longer than a call may: the store goes on, and says so to whoever asks again.
+      const absl::Status status = Call(&v1::Store::Stub::MakeRings, &message, &response, false, [] {});
+      if (status.ok()) return response.lease_id();
+      if (!absl::IsUnavailable(status)) return status;
+      if (stopped()) return absl::CancelledError("stopped while the store made expert rings");
+      std::unique_lock lock(mutex_);
+      changed_.wait_for(lock, kBackOffMin);
+    }
+  }
+
   absl::StatusOr<int32_t> Peek(const Hash128& generation, const std::vector<int32_t>& token_ids) override {
     v1::PeekRequest request;
     request.set_generation(ToBytes(generation));

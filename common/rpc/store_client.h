@@ -52,6 +52,9 @@ class StoreClient : public PageStore {
   virtual StoreView View() const = 0;
   // Until a generation is READY, `stopped` says true, or the deadline (CLOCK_MONOTONIC ns) passes.
   virtual absl::StatusOr<Hash128> WaitForGeneration(const std::function<bool()>& stopped, int64_t deadline_ns) = 0;
+  // The store makes this worker's expert rings (common/shm/expert_ring.h), one a shard; returns the lease that names them. Waits for the store as long as
+  // it takes. Cancelled once `stopped` says true; other errors are the store's refusal, with its numbers.
+  virtual absl::StatusOr<uint64_t> MakeRings(int64_t slots, const std::function<bool()>& stopped) = 0;
   virtual absl::StatusOr<int32_t> Peek(const Hash128& generation, const std::vector<int32_t>& token_ids) = 0;
 };
 

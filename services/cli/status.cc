@@ -94,6 +94,16 @@ void PrintStore(const v1::StoreStatus& s, std::ostream& out) {
     }
     leases.Print(out);
   }
+  if (s.rings_size() > 0) {
+    out << "\nExpert rings\n";
+    Table rings({"worker", "shard", "slots", "bytes", "records filled", "while filling"});
+    for (const auto& r : s.rings()) {
+      rings.Add({r.worker(), absl::StrCat(r.shard()), absl::StrCat(r.slots()), Bytes(r.bytes()),
+                 r.broken() ? "broken: restart the worker" : absl::StrCat(r.records(), ", ", Bytes(r.record_bytes())),
+                 r.records() == 0 ? "-" : absl::StrFormat("%s/s", Bytes(static_cast<uint64_t>(r.bytes_per_second())))});
+    }
+    rings.Print(out);
+  }
   const v1::StoreStatus::Pool& p = s.pool();
   if (p.pages_total() > 0) {
     out << absl::StrFormat("\nKV pool: %d pages of 64 tokens, %s: %d in use, %d published and in use, %d cached, %d free\n", p.pages_total(),

@@ -118,6 +118,14 @@ grpc::ServerUnaryReactor* StoreService::Free(Context* context, const v1::FreeReq
   }());
 }
 
+grpc::ServerUnaryReactor* StoreService::MakeRings(Context* context, const v1::MakeRingsRequest* request, v1::MakeRingsResponse* response) {
+  return Finish(context, [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const Caller caller, CallerOf(context));
+    response->set_lease_id(request->lease_id());
+    return store_.MakeRings(caller, request->lease_id(), request->slots());
+  }());
+}
+
 grpc::ServerUnaryReactor* StoreService::Status(Context* context, const v1::StoreStatusRequest*, v1::StoreStatus* response) {
   response->set_pid(getpid());
   response->set_uptime_seconds(static_cast<double>(MonotonicNowNs() - started_ns_) * 1e-9);

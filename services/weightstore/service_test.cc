@@ -25,6 +25,7 @@
 #include "common/base/time.h"
 #include "common/rpc/rpc.h"
 #include "common/rpc/store_client.h"
+#include "common/shm/expert_ring.h"
 #include "common/shm/kv_pool.h"
 #include "common/shm/weight_image.h"
 #include "hearth/v1/store.grpc.pb.h"
@@ -408,6 +409,132 @@ TEST_F(StoreTest, KilledAfterAnyStoreIntoItsTableItGoesOn) {
     if (HasFailure()) return;
   }
   EXPECT_GT(kills, 5);
+}
+
+TEST_F(StoreTest, RingsLiveAsLongAsTheirLease) {
+  WriteConfig(ModelDir(), "numa_shards = 2\n");
+  StartStore();
+  const auto ring_files = [&] {
+    std::vector<std::string> files = Files();
+    std::erase_if(files, [](const std::string& name) { return name.find(".ring") == std::string::npos; });
+    return files;
+  };
+  const auto never = [] { return false; };
+  auto a = Attach("prefill.0", ClientKind::kPrefill);
+  EXPECT_EQ(a->MakeRings(1, never).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_EQ(a->MakeRings(-3, never).status().code(), absl::StatusCode::kInvalidArgument);
+  EXPECT_THAT(ring_files(), IsEmpty());
+  const auto lease = a->MakeRings(4, never);
+  ASSERT_TRUE(lease.ok()) << lease.status();
+  EXPECT_EQ(*lease, LeaseOf("prefill.0").id());
+  const std::vector<std::string> files = ring_files();
+  EXPECT_THAT(files, SizeIs(2));
+  EXPECT_EQ(a->MakeRings(4, never).value_or(0), *lease) << "said twice is said once";
+  EXPECT_EQ(a->MakeRings(5, never).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(ring_files(), files);
+
+  const RegionPlace place = a->View().place;
+  const Hash128 generation = *a->View().generation;
+  const auto image = WeightImage::Attach(place, generation);
+  ASSERT_TRUE(image.ok());
+  std::vector<std::unique_ptr<ExpertRingReader>> rings;
+  for (uint32_t shard = 0; shard < 2; ++shard) rings.push_back(*ExpertRingReader::Make(*ExpertRing::Open(place, generation, *lease, shard)));
+  const auto fetch = [&](int64_t layer, int64_t expert) {
+    for (int64_t shard = 0; shard < 2; ++shard) {
+      ExpertRingReader& ring = *rings[static_cast<size_t>(shard)];
+      const uint64_t number = ring.Post(layer, expert);
+      if (!ring.AwaitFilled(number, 5'000'000'000)) return false;
+      const auto record = (*image)->Expert(layer, expert, shard);
+      if (!record.ok()) return ring.Record(number) == nullptr;
+      if (ring.Record(number) == nullptr || memcmp(ring.Record(number), record->record, record->record_bytes) != 0) return false;
+    }
+    return true;
+  };
+  for (int64_t i = 0; i < 20; ++i) EXPECT_TRUE(fetch(1 + i % 3, i)) << i;
+  EXPECT_TRUE(fetch(500, 500)) << "an expert that is not there is refused";
+  v1::StoreStatus status = Status();
+  ASSERT_EQ(status.rings_size(), 2);
+  EXPECT_EQ(status.rings(1).worker(), "prefill.0");
+  EXPECT_EQ(status.rings(1).shard(), 1);
+  EXPECT_EQ(status.rings(1).slots(), 4);
+  EXPECT_EQ(status.rings(1).records(), 20u);
+  EXPECT_GT(status.rings(1).bytes_per_second(), 0);
+
+  // The next store goes on with them.
+  store_->Signal(SIGKILL);
+  store_->Wait(5);
+  EXPECT_FALSE(rings[0]->StoreAlive());
+  StartStore();
+  EXPECT_EQ(ring_files(), files);
+  for (int64_t i = 0; i < 20; ++i) EXPECT_TRUE(fetch(1 + i % 3, i)) << i;
+  EXPECT_TRUE(rings[0]->StoreAlive());
+  ASSERT_TRUE(Eventually(3, [&] { return a->View().attached; }));
+  EXPECT_EQ(a->MakeRings(4, never).value_or(0), *lease);
+
+  // Damaged ones are not taken over; the worker asks for new ones.
+  store_->Signal(SIGKILL);
+  store_->Wait(5);
+  fs::resize_file(shm_ + "/" + files[1], 4096);
+  StartStore();
+  EXPECT_THAT(ring_files(), IsEmpty());
+  ASSERT_TRUE(Eventually(3, [&] { return a->View().attached; }));
+  EXPECT_EQ(a->MakeRings(3, never).value_or(0), *lease);
+  EXPECT_EQ(ring_files(), files);
+
+  // A goodbye, and a death, with and without a store.
+  a.reset();
+  EXPECT_TRUE(Eventually(2, [&] { return ring_files().empty(); }));
+  auto child = ClientProcess("prefill.1");
+  EXPECT_EQ(child->Ask("rings 4"), "ok");
+  EXPECT_THAT(ring_files(), SizeIs(2));
+  child->Signal(SIGKILL);
+  EXPECT_TRUE(Eventually(2, [&] { return ring_files().empty(); }));
+  child = ClientProcess("prefill.1");
+  EXPECT_EQ(child->Ask("rings 4"), "ok");
+  store_->Signal(SIGKILL);
+  store_->Wait(5);
+  child->Signal(SIGKILL);
+  child->Wait(5);
+  EXPECT_THAT(ring_files(), SizeIs(2));
+  StartStore();
+  EXPECT_THAT(ring_files(), IsEmpty());
+  EXPECT_EQ(Status().rings_size(), 0);
+}
+
+// The store is killed at each point while it makes rings: the worker gets them from the next one, and nothing else is left.
+TEST_F(StoreTest, KilledWhileItMakesRingsTheNextStoreMakesThem) {
+  WriteConfig(ModelDir(), "numa_shards = 2\n");
+  StartStore();
+  auto client = Attach("prefill.0", ClientKind::kPrefill);
+  std::vector<std::string> points;
+  for (const char* name : {"region.allocated", "region.magic", "region.loading", "ring.geometry", "ring.ready"}) {
+    for (const int nth : {1, 2}) points.push_back(absl::StrCat(name, ":", nth, ":kill"));
+  }
+  for (const std::string& point : points) {
+    SCOPED_TRACE(point);
+    store_->Signal(SIGKILL);
+    store_->Wait(5);
+    setenv("HEARTH_PUBLISH_POINT", point.c_str(), 1);
+    StartStore();
+    unsetenv("HEARTH_PUBLISH_POINT");
+    ASSERT_TRUE(Eventually(3, [&] { return client->View().attached; }));
+    std::atomic<bool> made{false};
+    std::thread asker([&] {
+      const auto lease = client->MakeRings(3, [] { return false; });
+      EXPECT_TRUE(lease.ok()) << lease.status();
+      made = true;
+    });
+    EXPECT_EQ(store_->Wait(10), 1000 + SIGKILL);
+    StartStore();
+    asker.join();
+    EXPECT_EQ(Status().rings_size(), 2);
+    std::vector<std::string> files = Files();
+    EXPECT_EQ(std::count_if(files.begin(), files.end(), [](const std::string& name) { return name.find(".ring") != std::string::npos; }), 2);
+    client = nullptr;
+    EXPECT_TRUE(Eventually(2, [&] { return Status().rings_size() == 0; }));
+    client = Attach("prefill.0", ClientKind::kPrefill);
+    if (HasFailure()) return;
+  }
 }
 
 TEST_F(StoreTest, WorkersThatDiedWithTheStoreAreOrphansAtAdoption) {
@@ -897,7 +1024,7 @@ TEST_F(StoreTest, ConfigurationErrorsHaveTheirOwnExitCode) {
   EXPECT_THAT(Log(), HasSubstr(dir_ + "/nowhere"));
 }
 
-// attach; then per line: "alloc R N" -> "ok p p p" or "error ..."; "bye" or the end of input ends it.
+// attach; then per line: "alloc R N" -> "ok p p p" or "error ..."; "rings N" -> "ok" or why not; "bye" or the end of input ends it.
 int RunClient(const std::string& socket, const std::string& name) {
   auto client = StoreClient::Start({.socket_path = socket, .kind = ClientKind::kDecode, .name = name, .numerics = 1});
   const auto generation = client->WaitForGeneration({}, MonotonicNowNs() + 10'000'000'000);
@@ -909,6 +1036,11 @@ int RunClient(const std::string& socket, const std::string& name) {
     uint64_t request = 0;
     int32_t count = 0;
     words >> verb >> request >> count;
+    if (verb == "rings") {
+      const absl::Status made = client->MakeRings(static_cast<int64_t>(request), [] { return false; }).status();
+      std::cout << (made.ok() ? "ok" : made.ToString()) << std::endl;
+      continue;
+    }
     absl::StatusOr<std::vector<PageRef>> rows = absl::UnavailableError("");
     for (int attempt = 0; attempt < 50 && absl::IsUnavailable(rows.status()); ++attempt) {
       rows = client->Alloc({request, request}, 0, count);

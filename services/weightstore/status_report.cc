@@ -77,6 +77,18 @@ void FillStatus(Store& store, v1::StoreStatus* status) {
     out.set_state("live");
     out.set_seconds_since_beat(router.seconds_since_beat);
   }
+  for (const RingKeeper::View& view : store.Rings()) {
+    v1::StoreStatus::Ring& out = *status->add_rings();
+    out.set_lease_id(view.lease);
+    out.set_worker(view.worker);
+    out.set_shard(static_cast<int32_t>(view.ring.shard));
+    out.set_slots(static_cast<int32_t>(view.ring.slots));
+    out.set_bytes(view.ring.bytes);
+    out.set_records(view.ring.records);
+    out.set_record_bytes(view.ring.record_bytes);
+    if (view.ring.busy_seconds > 0) out.set_bytes_per_second(static_cast<double>(view.ring.record_bytes) / view.ring.busy_seconds);
+    out.set_broken(view.ring.broken);
+  }
   if (!all.empty()) {
     const Generation& newest = *all.back();
     const PageTable::Counts counts = newest.pages->Count();

@@ -35,7 +35,8 @@ Store::Store(const NodeConfig& config)
                             .on_drain =
                                 [this] {
                                   for (const auto& sink : Sinks([](const Session& s) { return s.generation != nullptr; })) sink->SendSwitch(nullptr);
-                                }}) {
+                                }}),
+      rings_(generations_.place()) {
   watch_ = std::make_unique<LeaseWatch>(LeaseWatch::Callbacks{.on_exit = [this](uint64_t lease) { OnExit(lease); }, .on_tick = [this] { OnTick(); }});
 }
 
@@ -46,6 +47,7 @@ void Store::WatchAdopted() {
     for (const PageTable::Lease& lease : generation->pages->Leases()) {
       if (lease.state == LeaseState::kLive) watch_->Add(lease.id, lease.spec.process, lease.spec.name);
     }
+    rings_.Adopt(*generation);
   }
 }
 
@@ -140,6 +142,7 @@ absl::Status Store::ReleaseName(const Session& session) {
     for (const PageTable::Lease& lease : generation->pages->Leases()) {
       if (lease.state != LeaseState::kLive || lease.spec.name != session.spec.name) continue;
       if (lease.spec.process != session.spec.process && IsAlive(lease.spec.process)) return refuse(lease.spec.process);
+      rings_.End(lease.id);
       generation->pages->EndLease(lease.id);
       watch_->Remove(lease.id);
     }
@@ -169,13 +172,18 @@ void Store::Beat(const AttachSink* sink) {
 }
 
 void Store::Goodbye(const AttachSink* sink) {
-  std::lock_guard lock(mutex_);
-  const auto it = sessions_.find(sink);
-  if (it == sessions_.end()) return;
-  const Session session = it->second;
-  sessions_.erase(it);
+  Session session;
+  {
+    std::lock_guard lock(mutex_);
+    const auto it = sessions_.find(sink);
+    if (it == sessions_.end()) return;
+    session = it->second;
+    sessions_.erase(it);
+  }
   if (session.router || session.generation == nullptr) return;
   spdlog::info("{} (process {}) says goodbye", session.spec.name, session.spec.process.pid);
+  rings_.End(session.lease_id);  // no call on it is taken any more; while gigabytes are unmapped, others' are
+  std::lock_guard lock(mutex_);
   session.generation->pages->EndLease(session.lease_id);
   watch_->Remove(session.lease_id);
 }
@@ -265,6 +273,22 @@ absl::Status Store::Free(const Caller& caller, uint64_t lease, const Hash128& re
   return generation->pages->Free(lease, request, from_index);
 }
 
+absl::Status Store::MakeRings(const Caller& caller, uint64_t lease, int64_t slots) {
+  GenerationPtr generation;
+  std::string worker;
+  {
+    std::lock_guard lock(mutex_);
+    ASSIGN_OR_RETURN(generation, Attached(caller, lease));
+    // A call that its process has not outlived may come after OnExit.
+    if (!IsAlive(caller.process)) return absl::UnavailableError(absl::StrCat("process ", caller.process.pid, " has exited"));
+    for (const PageTable::Lease& entry : generation->pages->Leases()) {
+      if (entry.id == lease) worker = entry.spec.name;
+    }
+    rings_.Admit(lease);
+  }
+  return rings_.Make(*generation, lease, worker, slots);
+}
+
 // ---- Events ----
 
 void Store::NeedSuspects(const Generation& generation, const std::string& why) {
@@ -308,6 +332,7 @@ void Store::OnReady(const GenerationPtr& generation) {
 }
 
 void Store::OnExit(uint64_t lease) {
+  rings_.End(lease);  // before the lease: whoever finds it ended finds its memory free
   std::lock_guard lock(mutex_);
   for (const GenerationPtr& generation : generations_.All()) generation->pages->EndLease(lease);
 }

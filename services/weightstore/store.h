@@ -1,7 +1,7 @@
 // Who is attached, with which lease, to which generation; and the page calls of a caller, checked against that. The store's policy between
 // generations, page tables and the watch over processes.
 // Room: services/weightstore. May touch: common/{shm,base}. Not: gRPC, proto. Threads: any.
-// Lock order: mutex_ -> Generations -> PageTable, and mutex_ -> LeaseWatch. Sinks are called with no lock held.
+// Lock order: mutex_ -> Generations -> PageTable, and mutex_ -> LeaseWatch, RingKeeper. Sinks are called with no lock held.
 #pragma once
 
 #include <sys/types.h>
@@ -21,6 +21,7 @@
 #include "services/weightstore/generations.h"
 #include "services/weightstore/lease_watch.h"
 #include "services/weightstore/page_table.h"
+#include "services/weightstore/ring_keeper.h"
 
 namespace hearth {
 
@@ -62,7 +63,7 @@ class Store {
   ~Store();
 
   Generations& generations() { return generations_; }
-  // Adopted leases are watched from here on; before it, page calls and Attach find what is there.
+  // Adopted leases are watched and their rings filled from here on; before it, page calls and Attach find what is there.
   void WatchAdopted();
 
   absl::StatusOr<Welcome> Attach(const Caller& caller, const Hello& hello, const std::shared_ptr<AttachSink>& sink);
@@ -79,6 +80,8 @@ class Store {
   absl::Status Offer(const Caller& caller, uint64_t lease, const Hash128& request);
   absl::StatusOr<std::vector<PageTable::Row>> Take(const Caller& caller, uint64_t lease, const Hash128& request);
   absl::Status Free(const Caller& caller, uint64_t lease, const Hash128& request, int32_t from_index);
+  // Expert rings for a lease that is attached on the caller's connection. Blocks while they are allocated. Errors: RingKeeper::Make.
+  absl::Status MakeRings(const Caller& caller, uint64_t lease, int64_t slots);
 
   struct RouterView {
     uint64_t lease_id;
@@ -88,6 +91,7 @@ class Store {
   };
   std::vector<RouterView> Routers() const;
   LeaseWatch::View Look(uint64_t lease) const { return watch_->Look(lease); }
+  std::vector<RingKeeper::View> Rings() const { return rings_.Look(); }
   int64_t ticks() const { return ticks_.load(); }  // rises while the watch and the tables' locks move: what the watchdog believes
 
  private:
@@ -121,6 +125,7 @@ class Store {
   mutable std::mutex mutex_;
   std::map<const AttachSink*, Session> sessions_;
   Generations generations_;
+  RingKeeper rings_;
   std::atomic<int64_t> ticks_{0};
   std::unique_ptr<LeaseWatch> watch_;  // last made, first to go: its thread calls the others
 };

@@ -30,6 +30,7 @@ class ForwardingStore final : public StoreClient {
   absl::StatusOr<Hash128> WaitForGeneration(const std::function<bool()>& stopped, int64_t deadline) override {
     return store_->WaitForGeneration(stopped, deadline);
   }
+  absl::StatusOr<uint64_t> MakeRings(int64_t slots, const std::function<bool()>& stopped) override { return store_->MakeRings(slots, stopped); }
   absl::StatusOr<int32_t> Peek(const Hash128& generation, const std::vector<int32_t>& ids) override { return store_->Peek(generation, ids); }
   absl::StatusOr<std::vector<PageRef>> Match(const Hash128& r, const std::vector<int32_t>& ids) override { return store_->Match(r, ids); }
   absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128& r, int32_t first, int32_t count, int32_t at_least) override {

@@ -35,6 +35,7 @@ class FakeStore final : public StoreClient {
   FakeStore();
   StoreView View() const override;
   absl::StatusOr<Hash128> WaitForGeneration(const std::function<bool()>&, int64_t) override { return generation_; }
+  absl::StatusOr<uint64_t> MakeRings(int64_t, const std::function<bool()>&) override { return Refused(); }
   absl::StatusOr<int32_t> Peek(const Hash128&, const std::vector<int32_t>&) override { return peek.load(); }
   absl::StatusOr<std::vector<PageRef>> Match(const Hash128&, const std::vector<int32_t>&) override { return Refused(); }
   absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128&, int32_t, int32_t, int32_t) override { return Refused(); }
@@ -51,7 +52,7 @@ class FakeStore final : public StoreClient {
   std::atomic<int32_t> peek{0};
 
  private:
-  static absl::Status Refused() { return absl::UnimplementedError("a router asks for no pages"); }
+  static absl::Status Refused() { return absl::UnimplementedError("a router asks for no pages and no rings"); }
   mutable std::mutex mutex_;
   StoreView view_;
   std::vector<std::string> freed_;

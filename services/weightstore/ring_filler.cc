@@ -1,0 +1,72 @@
+#include "services/weightstore/ring_filler.h"
+
+#include <pthread.h>
+#include <string.h>
+
+#include "common/base/logging.h"
+#include "common/base/time.h"
+#include "common/numa/placement.h"
+
+namespace hearth {
+namespace {
+
+constexpr int64_t kLookNs = 200'000'000;  // how long a thread that nobody woke sleeps
+
+}  // namespace
+
+RingFiller::RingFiller(std::string name, std::unique_ptr<ExpertRing> ring, std::shared_ptr<const WeightImage> image, const ShardHome& home)
+    : name_(std::move(name)), image_(std::move(image)), filler_(std::move(ring)) {
+  thread_ = std::thread([this, home] { Run(home); });
+}
+
+RingFiller::~RingFiller() {
+  stop_ = true;
+  filler_.Wake();
+  thread_.join();
+}
+
+RingFiller::View RingFiller::Look() const {
+  const ExpertRingGeometry& geometry = filler_.ring().geometry();
+  return {.shard = geometry.shard,
+          .slots = geometry.num_slots,
+          .bytes = kRegionHeaderBytes + geometry.body_bytes(),
+          .records = records_.load(),
+          .record_bytes = record_bytes_.load(),
+          .busy_seconds = static_cast<double>(busy_ns_.load()) * 1e-9,
+          .broken = broken_.load()};
+}
+
+void RingFiller::Run(const ShardHome& home) {
+  pthread_setname_np(pthread_self(), "ring-filler");
+  PinThisThread(home.cpus);
+  while (!stop_) {
+    const auto request = filler_.AwaitRequest(kLookNs, &stop_);
+    if (!request.ok()) {
+      spdlog::error("{}: {}; it reads from the image until it is restarted", name_, std::string(request.status().message()));
+      broken_ = true;
+      return;
+    }
+    if (request->has_value()) filler_.Filled(Fill(**request));
+  }
+}
+
+FillOutcome RingFiller::Fill(const ExpertRingFiller::Request& request) {
+  if (!request.wanted) return FillOutcome::kUnwanted;
+  const ExpertRingGeometry& geometry = filler_.ring().geometry();
+  const int64_t begin_ns = MonotonicNowNs();
+  const absl::StatusOr<ImageExpert> expert = image_->Expert(request.layer, request.expert, geometry.shard);
+  if (!expert.ok() || expert->record_bytes > geometry.slot_bytes) {
+    if (auto permit = LogAllowed("ring-refused", 6)) {
+      spdlog::error("{} asks for expert {} of layer {}: {}{}", name_, request.expert, request.layer,
+                    expert.ok() ? "its record is larger than a slot" : std::string(expert.status().message()), permit->Note());
+    }
+    return FillOutcome::kRefused;
+  }
+  if (expert->count > 0) memcpy(request.record, expert->record, expert->record_bytes);
+  busy_ns_ += MonotonicNowNs() - begin_ns;
+  record_bytes_ += expert->record_bytes;
+  ++records_;
+  return FillOutcome::kRecord;
+}
+
+}  // namespace hearth

@@ -1,0 +1,49 @@
+// One thread that fills one expert ring from the image's segment of its own NUMA node.
+// Room: services/weightstore. May touch: common/{shm,numa,base}. Threads: any; its own one fills.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <thread>
+
+#include "common/numa/topology.h"
+#include "common/shm/expert_ring.h"
+#include "common/shm/weight_image.h"
+
+namespace hearth {
+
+class RingFiller {
+ public:
+  // `name`: the worker's, for the log. `home`: where the shard lies; no CPUs: the thread is not pinned.
+  RingFiller(std::string name, std::unique_ptr<ExpertRing> ring, std::shared_ptr<const WeightImage> image, const ShardHome& home);
+  ~RingFiller();  // the thread has ended afterwards; the file stays
+
+  struct View {
+    uint32_t shard = 0;
+    uint32_t slots = 0;
+    uint64_t bytes = 0;         // of the region
+    uint64_t records = 0;       // copied by this store
+    uint64_t record_bytes = 0;  // of those
+    double busy_seconds = 0;    // spent copying them
+    bool broken = false;        // its worker posted what can't be: it is served no more
+  };
+  View Look() const;
+  std::string path() const { return filler_.ring().region().path(); }
+
+ private:
+  void Run(const ShardHome& home);
+  FillOutcome Fill(const ExpertRingFiller::Request& request);
+
+  const std::string name_;
+  const std::shared_ptr<const WeightImage> image_;
+  ExpertRingFiller filler_;
+  std::atomic<bool> stop_{false};
+  std::atomic<bool> broken_{false};
+  std::atomic<uint64_t> records_{0}, record_bytes_{0};
+  std::atomic<int64_t> busy_ns_{0};
+  std::thread thread_;  // last: it uses the others
+};
+
+}  // namespace hearth
