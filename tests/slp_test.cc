@@ -3,10 +3,17 @@
 #include "common/slp/slp_engine.h"
 
 #include <gtest/gtest.h>
+#include <stdlib.h>
 
+#include <algorithm>
+#include <atomic>
 #include <cstring>
+#include <filesystem>
 #include <memory>
+#include <thread>
 
+#include "common/experts/ring_expert_source.h"
+#include "common/shm/expert_ring.h"
 #include "tests/model_harness.h"
 #include "tests/synthetic_models.h"
 
@@ -256,6 +263,94 @@ TEST_P(Slp, ExpertsThatNobodyChoseAreNotLoaded) {
   EXPECT_GE(stats.experts_loaded, moe_layers * c.num_experts_per_tok);
   EXPECT_LE(stats.experts_loaded, moe_layers * (c.num_experts_per_tok + 2));
   EXPECT_EQ(stats.experts_skipped, moe_layers * c.n_routed_experts - stats.experts_loaded);
+}
+
+// Rings in shared memory with the image's experts, and a thread each that fills them as a store does.
+class ServedRings {
+ public:
+  ServedRings(const WeightImage& image, const Model& model, uint32_t slots) : image_(image) {
+    char dir[] = "/dev/shm/hearth_slp_test_XXXXXX";
+    place_ = {mkdtemp(dir), "test"};
+    uint64_t record_bytes = 0;
+    for (int64_t layer = 0; layer < model.config().num_hidden_layers; ++layer) {
+      for (int64_t expert = 0; model.config().IsMoeLayer(layer) && expert < model.config().n_routed_experts; ++expert) {
+        for (int64_t shard = 0; shard < image.num_shards(); ++shard) {
+          record_bytes = std::max(record_bytes, image.Expert(layer, expert, shard)->record_bytes);
+        }
+      }
+    }
+    const uint64_t slot_bytes = (record_bytes + kRingSlotAlign - 1) / kRingSlotAlign * kRingSlotAlign;
+    for (uint32_t shard = 0; shard < image.num_shards(); ++shard) {
+      const ExpertRingGeometry geometry{.lease_id = kLease, .shard = shard, .num_slots = slots, .slot_bytes = slot_bytes};
+      threads_.emplace_back(&ServedRings::Fill, this, *ExpertRing::Create(place_, image.generation(), geometry));
+    }
+    source_ = *RingExpertSource::Open(*model.weights().experts, place_, image.generation(), kLease);
+  }
+  ~ServedRings() {
+    stop_ = true;
+    for (std::thread& thread : threads_) thread.join();
+    std::filesystem::remove_all(place_.dir);
+  }
+  std::shared_ptr<RingExpertSource> source() { return source_; }
+
+ private:
+  static constexpr uint64_t kLease = 9;
+
+  void Fill(std::unique_ptr<ExpertRing> ring) {
+    const int64_t shard = ring->geometry().shard;
+    ExpertRingFiller filler(std::move(ring));
+    while (!stop_) {
+      const auto request = filler.AwaitRequest(10'000'000, &stop_);
+      if (!request.ok() || !request->has_value()) continue;
+      const auto expert = image_.Expert((*request)->layer, (*request)->expert, shard);
+      if ((*request)->wanted && expert.ok()) std::memcpy((*request)->record, expert->record, expert->record_bytes);
+      filler.Filled((*request)->wanted ? FillOutcome::kRecord : FillOutcome::kUnwanted);
+    }
+  }
+
+  const WeightImage& image_;
+  RegionPlace place_;
+  std::atomic<bool> stop_{false};
+  std::vector<std::thread> threads_;
+  std::shared_ptr<RingExpertSource> source_;
+};
+
+// The ring of the host shorter or longer than the device's, passes that end early, one that few experts are chosen in: nothing comes from the image.
+TEST_P(Slp, ExpertsThroughTheStoresRings) {
+  auto harness = Make();
+  ASSERT_NE(harness, nullptr);
+  ServedRings two(harness->image(), harness->model(), 2), seven(harness->image(), harness->model(), 7);
+  const auto layer_ring = Engine(*harness, {.chunk_rows = 256, .max_rows = 700, .experts = two.source()});
+  const auto two_slots = Engine(*harness, {.chunk_rows = 256, .max_rows = 700, .expert_slots = 2, .experts = seven.source()});
+  ASSERT_TRUE(layer_ring != nullptr && two_slots != nullptr);
+  for (const int64_t length : {700, 1, 65}) {
+    SCOPED_TRACE(length);
+    const std::vector<int32_t> ids = Ids(length, static_cast<uint32_t>(length), harness->vocab());
+    harness->Reset();
+    TestStream plain = harness->NewStream(length);
+    const auto expected = harness->Feed(Form::kPrefill, plain, ids, length, true);
+    ASSERT_TRUE(expected.ok()) << expected.status();
+    const std::vector<uint8_t> pages = PageBytes(*harness);
+    for (SlpEngine* engine : {layer_ring.get(), two_slots.get()}) {
+      for (const int64_t experts : {0, 1, 3}) {
+        harness->Reset();
+        int64_t left = experts;
+        TestStream stream = harness->NewStream(length);
+        const absl::Status status = Pass(*harness, *engine, {{&stream, ids}}, {.wanted = [&] { return left-- > 0; }}).status();
+        EXPECT_TRUE(absl::IsCancelled(status)) << status;
+      }
+      harness->Reset();
+      TestStream stream = harness->NewStream(length);
+      const auto logits = Pass(*harness, *engine, {{&stream, ids}});
+      ASSERT_TRUE(logits.ok()) << logits.status();
+      EXPECT_TRUE(SameBits(*expected, *logits));
+      EXPECT_TRUE(pages == PageBytes(*harness));
+    }
+  }
+  // A pass that is told to end waits for the rings no longer, and what it copies then comes from wherever it lies.
+  for (ServedRings* rings : {&two, &seven}) {
+    EXPECT_GT(rings->source()->counts().from_rings, 20 * rings->source()->counts().from_image) << rings->source()->max_held();
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Slp,

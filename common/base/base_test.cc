@@ -111,6 +111,17 @@ TEST(NodeConfig, DefaultsAndOverrides) {
   EXPECT_EQ(FormatNodeConfig(*again), FormatNodeConfig(*config));
 }
 
+TEST(NodeConfig, RingsAreForStreamedWeights) {
+  const auto with = [](const std::string& path) {
+    return ParseNodeConfig("[model]\npath = \"/m\"\n[prefill]\nexpert_source = \"ring\"\nring_slots = 4\npath = \"" + path + "\"", "node.toml");
+  };
+  ASSERT_TRUE(with("slp").ok()) << with("slp").status();
+  EXPECT_EQ(with("slp")->ring_slots, 4);
+  for (const char* path : {"auto", "chunked"}) {
+    EXPECT_THAT(std::string(with(path).status().message()), HasSubstr("prefill.expert_source = \"ring\" is for prefill.path = \"slp\"")) << path;
+  }
+}
+
 TEST(NodeConfig, FastNumericsAllowTiles) {
   const auto config = ParseNodeConfig("[node]\nnumerics = \"fast\"\n[model]\npath = \"/m\"\n[decode]\nisa = \"amx\"", "node.toml");
   ASSERT_TRUE(config.ok()) << config.status();

@@ -54,6 +54,8 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"prefill", "threads", &c.prefill_threads, 0, 1024},
       {"prefill", "chunk_tokens", &c.prefill_chunk_tokens, 1, 65536},
       {"prefill", "path", &c.prefill_path, 0, 0, {"auto", "chunked", "slp"}},
+      {"prefill", "expert_source", &c.expert_source, 0, 0, {"auto", "image", "ring"}},
+      {"prefill", "ring_slots", &c.ring_slots, 2, 4096},
       {"prefill", "device_memory_bytes", &c.prefill_device_memory_bytes, 0},
       {"decode", "instances", &c.decode_instances, 1, 16},
       {"decode", "threads", &c.decode_threads, 0, 1024},
@@ -132,6 +134,9 @@ absl::Status Validate(NodeConfig& c) {
   // Unix socket paths hold at most 107 bytes (sun_path).
   if (c.WorkerSocket("prefill", 15).size() > 107) return bad("node.runtime_dir is too long: its sockets' paths may have at most 107 bytes");
   if (const absl::Status s = c.AllowsIsa(c.isa); !s.ok()) return bad("decode.isa: " + std::string(s.message()));
+  if (c.expert_source == "ring" && c.prefill_path != "slp") {
+    return bad(absl::StrCat("prefill.expert_source = \"ring\" is for prefill.path = \"slp\", and it is \"", c.prefill_path, "\""));
+  }
   if (c.http_listen.empty() && c.grpc_listen.empty()) return bad("router.http_listen and router.grpc_listen are both empty: no client could come in");
   std::set<std::pair<std::string, uint16_t>> listens;
   for (const auto* list : {&c.http_listen, &c.grpc_listen}) {

@@ -42,6 +42,8 @@ struct NodeConfig {
   int64_t prefill_threads = 0;  // 0: as many as cores
   int64_t prefill_chunk_tokens = 512;
   std::string prefill_path = "auto";        // auto, chunked, slp: how a prompt is computed (ADR 0009). Never changes a token
+  std::string expert_source = "auto";       // auto, image, ring: where slp's loader gets experts from (docs/shared-memory.md). Never changes a token
+  int64_t ring_slots = 8;                   // of each expert ring of a prefill worker
   int64_t prefill_device_memory_bytes = 0;  // budget of the worker's device; 0: what the device has
 
   // [decode]

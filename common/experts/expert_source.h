@@ -1,5 +1,5 @@
-// Where the bytes of a routed expert come from: the image itself today; a ring, a device cache or NVMe behind the same call later.
-// Room: common/experts. May touch: common/{kernels,shm,base}. Threads: any.
+// Where the bytes of a routed expert come from: the image itself, or a ring that the store fills (ring_expert_source.h).
+// Room: common/experts. May touch: common/{device,kernels,shm,base}. Threads: any.
 #pragma once
 
 #include <cstdint>
@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/device/device.h"
 #include "common/kernels/kernels.h"
 #include "common/shm/weight_image.h"
 
@@ -22,11 +23,25 @@ struct ExpertView {
   uint64_t record_bytes = 0;
 };
 
+// A shard's record moved to `record`, another place with the same bytes.
+ExpertView MovedTo(ExpertView shard, const uint8_t* record);
+
+struct ExpertId {
+  int64_t layer = 0;
+  int64_t expert = 0;
+  friend bool operator==(const ExpertId&, const ExpertId&) = default;
+};
+
 class ExpertSource {
  public:
   virtual ~ExpertSource() = default;
   virtual int64_t num_shards() const = 0;
-  // The view stays valid until Release of the same triple; waiting, where a source has to, ends with its own stop.
+  // What Acquire will be called for from now on, in this order, each at most once; some may be left out. What was expected before and has not been
+  // acquired is given up. A source that fetches ahead begins with it; waits of Acquire end with `stop`, which is looked at until the next Expect.
+  virtual void Expect(const std::vector<ExpertId>&, const StopToken*) {}
+  // Experts that may be acquired and not released yet without making others wait, or come another way.
+  virtual int64_t max_held() const { return INT64_MAX; }
+  // The view stays valid until Release of the same triple.
   virtual ExpertView Acquire(int64_t layer, int64_t expert, int64_t shard) = 0;
   virtual void Release(int64_t layer, int64_t expert, int64_t shard) = 0;
 };

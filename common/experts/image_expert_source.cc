@@ -37,6 +37,17 @@ class ImageExpertSource : public ExpertSource {
 
 }  // namespace
 
+ExpertView MovedTo(ExpertView shard, const uint8_t* record) {
+  for (WeightView* view : {&shard.gate, &shard.up, &shard.down}) {
+    view->data = record + (static_cast<const uint8_t*>(view->data) - shard.record);
+    if (view->scales != nullptr) {
+      view->scales = reinterpret_cast<const float*>(record + (reinterpret_cast<const uint8_t*>(view->scales) - shard.record));
+    }
+  }
+  shard.record = record;
+  return shard;
+}
+
 absl::StatusOr<std::unique_ptr<ExpertSource>> MakeImageExpertSource(std::shared_ptr<const WeightImage> image, const std::vector<int64_t>& layers,
                                                                     int64_t num_experts, int64_t hidden) {
   std::vector<int64_t> first_view;

@@ -3,6 +3,15 @@
 
 namespace hearth {
 
+void SlpPass::ExpectExperts() {
+  if (c_.experts == nullptr) return;
+  std::vector<ExpertId> order;
+  for (const PlannedItem& item : c_.plan.items()) {
+    if (item.expert >= 0) order.push_back({item.layer, item.expert});
+  }
+  c_.experts->Expect(order, &board_.stop());
+}
+
 void SlpPass::Load() {
   for (int64_t item = 0; item < c_.plan.num_items(); ++item) {
     DeviceRing& ring = RingOf(item);
@@ -15,6 +24,7 @@ void SlpPass::Load() {
     board_.Loaded(item, slot);
   }
   if (const absl::Status status = copy_->Synchronize(); !status.ok()) Stop(Annotate(status, "loading weights"));
+  while (!being_copied_.empty()) ReleaseOldest();
 }
 
 void SlpPass::Copy(int64_t item, int64_t slot) {
@@ -28,17 +38,37 @@ void SlpPass::Copy(int64_t item, int64_t slot) {
     for (const SubLayer::Run& run : planned.sub_layer.runs()) copy(run.host, run.offset, run.bytes);
     return;
   }
-  acquired_[static_cast<size_t>(item)] = true;
+  ReleaseCopied(c_.experts->max_held() - 1);
+  being_copied_.push_back({item, slot});
   std::vector<ExpertView>& shards = slot_shards_[static_cast<size_t>(slot)];
   shards.clear();
   uint64_t offset = 0;
   for (int64_t shard = 0; shard < c_.model.num_shards(); ++shard) {
-    const ExpertView view = weights_.experts->Acquire(planned.layer, planned.expert, shard);
+    const ExpertView view = c_.experts->Acquire(planned.layer, planned.expert, shard);
     if (view.record_bytes > 0) copy(view.record, offset, view.record_bytes);
     shards.push_back(view.record_bytes > 0 ? MovedTo(view, to + offset) : view);
     offset += WeightPlan::RecordRoom(view);
   }
   ++stats_.experts_loaded;
+}
+
+// A slot's `loaded` is recorded anew only by a later copy, before which whatever has been copied is given back: so here it still speaks of the expert.
+void SlpPass::ReleaseCopied(int64_t held_max) {
+  while (!being_copied_.empty()) {
+    Event& loaded = *c_.memory.experts->slot(being_copied_.front().slot).loaded;
+    if (!loaded.Query()) {
+      if (static_cast<int64_t>(being_copied_.size()) <= held_max) return;
+      loaded.Wait(*held_);
+      if (!held_->Synchronize().ok()) return;  // the device is broken, as the next copy will say
+    }
+    ReleaseOldest();
+  }
+}
+
+void SlpPass::ReleaseOldest() {
+  const PlannedItem& planned = c_.plan.item(being_copied_.front().item);
+  for (int64_t shard = 0; shard < c_.model.num_shards(); ++shard) c_.experts->Release(planned.layer, planned.expert, shard);
+  being_copied_.pop_front();
 }
 
 void SlpPass::Unload() {
@@ -50,16 +80,8 @@ void SlpPass::Unload() {
       Stop(Annotate(status, "waiting for the work that reads a slot"));
       return;
     }
-    ReleaseExpert(end->item);
     ring.GiveBack(end->slot);
   }
-}
-
-void SlpPass::ReleaseExpert(int64_t item) {
-  const PlannedItem& planned = c_.plan.item(item);
-  if (planned.expert < 0 || !acquired_[static_cast<size_t>(item)] || released_[static_cast<size_t>(item)]) return;
-  for (int64_t shard = 0; shard < c_.model.num_shards(); ++shard) weights_.experts->Release(planned.layer, planned.expert, shard);
-  released_[static_cast<size_t>(item)] = true;
 }
 
 void SlpPass::Stop(const absl::Status& status) {

@@ -10,7 +10,7 @@ namespace hearth {
 absl::StatusOr<std::unique_ptr<SlpEngine>> SlpEngine::Make(Device& device, const Model& model, const SlpOptions& options) {
   ASSIGN_OR_RETURN(WeightPlan plan, WeightPlan::Make(model));
   ASSIGN_OR_RETURN(std::unique_ptr<SlpMemory> memory, SlpMemory::Make(device, model, plan, options));
-  return std::unique_ptr<SlpEngine>(new SlpEngine(device, model, std::move(plan), std::move(memory), options.with_logits));
+  return std::unique_ptr<SlpEngine>(new SlpEngine(device, model, std::move(plan), std::move(memory), options));
 }
 
 absl::Status SlpEngine::Run(const KvPool& kv, const ForwardBatch& batch, float* logits, const SlpHooks& hooks) {
@@ -19,7 +19,14 @@ absl::Status SlpEngine::Run(const KvPool& kv, const ForwardBatch& batch, float* 
   if (batch.form != Form::kPrefill) return absl::InvalidArgumentError("batch: weights are streamed for the prefill form alone");
   if (!std::is_sorted(batch.logit_rows.begin(), batch.logit_rows.end())) return absl::InvalidArgumentError("batch: logit rows must ascend");
   const int64_t begin_ns = device_.Now();
-  SlpPass pass({.device = device_, .model = model_, .plan = plan_, .memory = *memory_, .kv = kv, .batch = batch, .hooks = hooks});
+  SlpPass pass({.device = device_,
+                .model = model_,
+                .plan = plan_,
+                .experts = experts_ != nullptr ? experts_.get() : model_.weights().experts.get(),
+                .memory = *memory_,
+                .kv = kv,
+                .batch = batch,
+                .hooks = hooks});
   const absl::Status status = pass.Run(logits);
   stats_ = pass.stats();
   stats_.duration_ns = device_.Now() - begin_ns;

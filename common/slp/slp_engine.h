@@ -54,13 +54,19 @@ class SlpEngine {
   const SlpPassStats& last_pass() const { return stats_; }
 
  private:
-  SlpEngine(Device& device, const Model& model, WeightPlan plan, std::unique_ptr<SlpMemory> memory, bool with_logits)
-      : device_(device), model_(model), plan_(std::move(plan)), memory_(std::move(memory)), with_logits_(with_logits) {}
+  SlpEngine(Device& device, const Model& model, WeightPlan plan, std::unique_ptr<SlpMemory> memory, const SlpOptions& options)
+      : device_(device),
+        model_(model),
+        plan_(std::move(plan)),
+        memory_(std::move(memory)),
+        experts_(options.experts),
+        with_logits_(options.with_logits) {}
 
   Device& device_;
   const Model& model_;
   const WeightPlan plan_;
   const std::unique_ptr<SlpMemory> memory_;
+  const std::shared_ptr<ExpertSource> experts_;  // null: the model's own
   const bool with_logits_;
   std::vector<std::vector<float>> last_hidden_;  // by sequence
   SlpPassStats stats_;

@@ -8,6 +8,7 @@
 
 #include "common/base/status.h"
 #include "common/device/device.h"
+#include "common/experts/expert_source.h"
 #include "common/model/forward.h"
 #include "common/model/workspace.h"
 #include "common/slp/device_ring.h"
@@ -20,6 +21,8 @@ struct SlpOptions {
   int64_t max_rows = 32768;  // rows of a pass; fewer where the budget holds no more
   bool with_logits = false;  // room for logits, of a chunk's rows
   int64_t expert_slots = 0;  // of the expert ring; 0: a layer's experts, or as many as the budget holds
+  // Where the loader gets experts from; null: from the model's own source. It has the records of that one, and nobody else uses it.
+  std::shared_ptr<ExpertSource> experts = nullptr;
 };
 
 struct SlpSizes {

@@ -20,15 +20,15 @@ SlpPass::SlpPass(const Context& context)
       compute_(context.device.MakeStream("slp compute")),
       copy_(context.device.MakeStream("slp copy")),
       unload_(context.device.MakeStream("slp unload")),
+      held_(context.device.MakeStream("slp held")),
       slot_shards_(static_cast<size_t>(context.memory.sizes.expert_slots)),
-      acquired_(static_cast<size_t>(context.plan.num_items())),
-      released_(acquired_.size()),
       last_hidden_(context.batch.sequences.size()) {
   stats_.rows = static_cast<int64_t>(context.batch.token_ids.size());
 }
 
 absl::Status SlpPass::Run(float* logits) {
   CutIntoChunks();
+  ExpectExperts();
   {
     const std::unique_ptr<Actor> loader = c_.device.Spawn("slp-loader", [this] { Load(); });
     const std::unique_ptr<Actor> unloader = c_.device.Spawn("slp-unloader", [this] { Unload(); });
@@ -38,7 +38,7 @@ absl::Status SlpPass::Run(float* logits) {
       std::count_if(c_.plan.items().begin(), c_.plan.items().end(), [](const PlannedItem& i) { return i.expert >= 0; }) - stats_.experts_loaded;
   // Nothing touches a slot any more: the loader has waited for its copies, and what was enqueued before an error ends here.
   const absl::Status computed = compute_->Synchronize();
-  for (int64_t item = 0; item < c_.plan.num_items(); ++item) ReleaseExpert(item);
+  if (c_.experts != nullptr) c_.experts->Expect({}, nullptr);
   c_.memory.sub_layers->Reset();
   if (c_.memory.experts != nullptr) c_.memory.experts->Reset();
   RETURN_IF_ERROR(board_.status());

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <deque>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -30,6 +31,7 @@ class SlpPass {
     Device& device;
     const Model& model;
     const WeightPlan& plan;
+    ExpertSource* experts;  // null without MoE layers
     SlpMemory& memory;
     const KvPool& kv;
     const ForwardBatch& batch;
@@ -51,13 +53,23 @@ class SlpPass {
     bool begins_inside = false;     // its first row goes on where the chunk before ended
   };
 
+  // An expert that the source has not been given back.
+  struct Held {
+    int64_t item = 0;
+    int64_t slot = 0;
+  };
+
   // Loader.
   void Load();
   void Copy(int64_t item, int64_t slot);
+  // What the source expects, in the order of the plan.
+  void ExpectExperts();
+  // Gives the source back what has been copied, and waits until no more than `held_max` experts are held.
+  void ReleaseCopied(int64_t held_max);
+  void ReleaseOldest();
+
   // Unloader.
   void Unload();
-  // Acquired and not released: none is left once the pass is over.
-  void ReleaseExpert(int64_t item);
 
   // Model.
   void CutIntoChunks();
@@ -85,10 +97,10 @@ class SlpPass {
   Ops& ops_;
   ItemBoard board_;
   const std::unique_ptr<Stream> compute_, copy_, unload_;
+  const std::unique_ptr<Stream> held_;  // on which the loader waits for copies from the source's own memory
   std::vector<Chunk> chunks_;
   std::vector<std::vector<ExpertView>> slot_shards_;  // [expert slots]: written by the loader, published with the item
-  std::vector<bool> acquired_;                        // by item: its expert was asked of the source; the loader's
-  std::vector<bool> released_;                        // by item; the unloader's
+  std::deque<Held> being_copied_;                     // in the order of the copies; the loader's
   std::vector<int32_t> ids_;                          // the gate's choices of a layer, on the host
   std::vector<float> gate_weights_;
   ExpertGroups groups_;

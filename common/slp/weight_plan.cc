@@ -87,15 +87,4 @@ void WeightPlan::Add(PlannedItem item) {
   items_.push_back(std::move(item));
 }
 
-ExpertView MovedTo(ExpertView shard, const uint8_t* record) {
-  for (WeightView* view : {&shard.gate, &shard.up, &shard.down}) {
-    view->data = record + (static_cast<const uint8_t*>(view->data) - shard.record);
-    if (view->scales != nullptr) {
-      view->scales = reinterpret_cast<const float*>(record + (reinterpret_cast<const uint8_t*>(view->scales) - shard.record));
-    }
-  }
-  shard.record = record;
-  return shard;
-}
-
 }  // namespace hearth

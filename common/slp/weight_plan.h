@@ -71,7 +71,4 @@ class WeightPlan {
   uint64_t expert_bytes_max_ = 0;
 };
 
-// A shard's record moved to `record`, another place with the same bytes.
-ExpertView MovedTo(ExpertView shard, const uint8_t* record);
-
 }  // namespace hearth

@@ -186,7 +186,7 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   absl::StatusOr<Engine> engine = MakeEngine(*config, kind, *isa, *generation, *store);
   if (!engine.ok()) {
     const bool budget_wrong = absl::IsResourceExhausted(engine.status()) && kind.device_memory_bytes(*config) > 0;
-    return fail(engine.status(), budget_wrong ? kExitConfig : kExitFailure);
+    return fail(engine.status(), budget_wrong || absl::IsInvalidArgument(engine.status()) ? kExitConfig : kExitFailure);
   }
   control->SetLoop(engine->loop);
   if (StopRequested() || control->lost.load()) engine->loop->Stop();

@@ -1,9 +1,13 @@
 // hearth-prefill: computes prompts and hands their pages to decode. Flags, life and signals: common/worker/worker_process.h.
 #include "common/base/logging.h"
+#include "common/base/process.h"
+#include "common/experts/ring_expert_source.h"
+#include "common/rpc/store_client.h"
 #include "common/slp/slp_engine.h"
 #include "common/worker/worker_process.h"
 #include "services/prefill/prefill_loop.h"
 
+namespace hearth {
 namespace {
 
 // Chunked: one is computed; the next already has its pages, so that no pass waits for the store. More would only hold pages longer.
@@ -12,9 +16,29 @@ constexpr int64_t kStreams = 2;
 constexpr int64_t kStreamsOfAPass = 8;
 
 // On a host device the weights are where it computes already: streaming them past it would only copy them. So there auto is chunked.
-bool StreamsWeights(const hearth::NodeConfig& config) { return config.prefill_path == "slp"; }
+bool StreamsWeights(const NodeConfig& config) { return config.prefill_path == "slp"; }
+
+// Where the loader gets experts from; null: from the model's own source, the image, which a host device reads where it lies.
+absl::StatusOr<std::shared_ptr<ExpertSource>> ExpertsOf(const Model& model, StoreClient& store, const NodeConfig& config) {
+  if (config.expert_source != "ring") return nullptr;
+  if (model.weights().experts == nullptr) {
+    return absl::InvalidArgumentError("the model has no routed experts: set prefill.expert_source = \"image\"");
+  }
+  const absl::StatusOr<uint64_t> lease = store.MakeRings(config.ring_slots, [] {
+    NotifyWatchdog();
+    return StopRequested();
+  });
+  // Asking again would not mend it: the configuration wants more memory than the node has.
+  if (absl::IsResourceExhausted(lease.status())) return absl::InvalidArgumentError(lease.status().message());
+  RETURN_IF_ERROR(lease.status());
+  const StoreView view = store.View();
+  ASSIGN_OR_RETURN(std::unique_ptr<RingExpertSource> rings, RingExpertSource::Open(*model.weights().experts, view.place, *view.generation, *lease));
+  spdlog::info("experts come through {} rings of {} slots", model.num_shards(), config.ring_slots);
+  return std::shared_ptr<ExpertSource>(std::move(rings));
+}
 
 }  // namespace
+}  // namespace hearth
 
 int main(int argc, char** argv) {
   using namespace hearth;
@@ -30,11 +54,12 @@ int main(int argc, char** argv) {
                                       .busy_chunk_tokens = c.prefill_chunk_tokens,
                                       .idle_chunk_tokens = c.prefill_chunk_tokens};
            },
-       .make_loop = [](Device& device, const Model& model, const KvPool& kv, PageStore& store, const NodeConfig& config,
+       .make_loop = [](Device& device, const Model& model, const KvPool& kv, StoreClient& store, const NodeConfig& config,
                        StreamLoopOptions options) -> absl::StatusOr<std::shared_ptr<StreamLoop>> {
          std::unique_ptr<SlpEngine> slp;
          if (StreamsWeights(config)) {
-           ASSIGN_OR_RETURN(slp, SlpEngine::Make(device, model, {.chunk_rows = options.idle_chunk_tokens}));
+           ASSIGN_OR_RETURN(const std::shared_ptr<ExpertSource> experts, ExpertsOf(model, store, config));
+           ASSIGN_OR_RETURN(slp, SlpEngine::Make(device, model, {.chunk_rows = options.idle_chunk_tokens, .experts = experts}));
            spdlog::info("weights are streamed: {} tokens a pass, {} slots for experts", slp->max_rows(), slp->expert_slots());
          }
          return std::make_shared<PrefillLoop>(device, model, kv, store, options, std::move(slp));

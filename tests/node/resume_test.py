@@ -1,9 +1,15 @@
 #!/usr/bin/env python3
 """A decode worker killed after every k-th token of a 200-token answer: text, token ids and logprobs equal an undisturbed run's, greedy and
 sampled, with penalties, stop strings and logprobs. The client sees a pause and no repeated, missing or different token."""
+import ctypes
+import os
+import re
 import signal
+import sys
+import tempfile
 import threading
 import time
+import traceback
 
 from harness import Node, run_tests, wait_for
 
@@ -184,6 +190,110 @@ def test_streaming_prefill_worker_killed_in_mid_pass():
             assert results == [whole], layer
             assert "weights are streamed" in node.log("prefill.0"), node.log("prefill.0")
             wait_for("idle node", node.idle, 10)
+
+
+RINGS = SLP + '\nprefill.expert_source = "ring"\nprefill.ring_slots = 3\nweightstore.numa_shards = 2'
+
+
+def ring_files(node):
+    return sorted(p.name for p in node.shm.glob(f"hearth.{node.name}.ring*"))
+
+
+def test_rings_go_with_their_worker_and_come_back_with_the_store():
+    """Experts through the store's rings: the answers of the image. The worker killed in mid-pass, at each of its stores into a ring: the store gives the rings
+    back without a restart. The store killed in mid-pass, at each of its: the worker goes on, and the next store fills the same rings."""
+    from basics_test import GOLDEN
+    prompt = next(p for p in GOLDEN["prompts"] if p["n_tokens"] >= 300)["ids"]
+    options = {"max_tokens": 20, "logprobs": 2, "return_token_ids": True}
+    with Node(config="router.chunked_prefill_max_tokens = 0\nweightstore.numa_shards = 2") as node:
+        whole = node.completion(prompt, **options)["choices"]
+
+    def ask(node, results):
+        results.append(node.completion(prompt, **options)["choices"])
+
+    for trapped, points in (("prefill.0", ("ring.request:40", "ring.posted:101", "ring.posted_bell:9", "ring.unwanted:30")),
+                            ("weightstore", ("ring.record:60", "ring.outcome:13", "ring.filled:88", "ring.filled_bell:31"))):
+        for point in points:
+            with Node(config=RINGS, start=False) as node:
+                for kind in ("weightstore", "prefill.0", "decode.0", "router"):
+                    node.start(kind, {"HEARTH_PUBLISH_POINT": point + ":kill"} if kind == trapped else None)
+                node.wait_ready()
+                node.wait_worker("prefill.0")
+                store, before, results = node.pid("weightstore"), ring_files(node), []
+                assert len(before) == 2, before
+                thread = threading.Thread(target=ask, args=(node, results))
+                thread.start()
+                wait_for(f"{trapped}'s death", lambda: node.processes[trapped].poll() is not None)
+                if trapped == "prefill.0":
+                    wait_for("rings reclaimed", lambda: not ring_files(node), 5)
+                node.start(trapped)
+                thread.join()
+                assert results == [whole], point
+                wait_for("idle node", node.idle, 10)
+                assert (node.pid("weightstore") == store) == (trapped == "prefill.0")
+                rings = node.status()["weightstore"]["rings"]
+                assert [(r["worker"], r.get("shard", 0), r["slots"]) for r in rings] == [("prefill.0", 0, 3), ("prefill.0", 1, 3)], rings
+                assert (ring_files(node) == before) == (trapped == "weightstore"), point
+                # Whoever was killed: the next prompt comes through the rings.
+                filled = [int(r.get("records", 0)) for r in rings]
+                node.completion(prompt[7:], **options)
+                rings = node.status()["weightstore"]["rings"]
+                assert all(int(r["records"]) > f + 20 for r, f in zip(rings, filled)), (point, filled, rings)
+                assert node.terminate("prefill.0", timeout=6) == 0
+                wait_for("rings gone", lambda: not ring_files(node), 5)
+
+
+def test_a_stopped_store_holds_up_no_pass():
+    """SIGSTOP of the store while experts come through its rings: the pass goes on from the image."""
+    with Node(config=RINGS) as node:
+        whole = node.completion(PROMPT * 3, max_tokens=1, temperature=0)["choices"]
+        results = []
+        threads = [threading.Thread(target=lambda i=i: results.append(node.completion(f"{i} " + PROMPT * 12, max_tokens=1, temperature=0))) for i in range(4)]
+        for t in threads:
+            t.start()
+        time.sleep(0.05)
+        node.signal("weightstore", signal.SIGSTOP)
+        time.sleep(4)
+        node.signal("weightstore", signal.SIGCONT)
+        for t in threads:
+            t.join()
+        assert len(results) == 4
+        assert node.completion(PROMPT * 3, max_tokens=1, temperature=0)["choices"] == whole
+        wait_for("idle node", node.idle, 15)
+
+
+def test_rings_that_do_not_fit_are_refused_with_numbers():
+    """In a mount namespace of its own, with a tmpfs that holds the model and no ring of 4096 slots."""
+    child = os.fork()
+    if child == 0:
+        libc = ctypes.CDLL(None, use_errno=True)
+        code = 1
+        try:
+            with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as shm:
+                private, recursive, namespace = 1 << 18, 1 << 14, 0x20000
+                if (libc.unshare(namespace) or libc.mount(None, b"/", None, private | recursive, None)
+                        or libc.mount(b"t", shm.encode(), b"tmpfs", 0, b"size=100m")):
+                    sys.exit(77)
+                config = RINGS.replace("ring_slots = 3", "ring_slots = 4096") + f'\nnode.shm_dir = "{shm}"\nweightstore.kv_pool_tokens = 1024'
+                with Node(config=config, start=False) as node:
+                    node.start("weightstore")
+                    node.start("prefill.0")
+                    exit_code, log = node.processes["prefill.0"].wait(30), node.log("prefill.0")
+                    assert exit_code == 78, (exit_code, log)
+                    assert re.search(r"expert rings of 4096 slots for prefill.0 need .* in .*, which has .* left: lower prefill.ring_slots", log), log
+                    assert not [p for p in os.listdir(shm) if ".ring" in p]
+                libc.umount(shm.encode())
+                code = 0
+        except SystemExit as e:
+            code = e.code
+        except BaseException:
+            traceback.print_exc()
+        os._exit(code)
+    code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if code == 77:
+        print("a mount of its own is not permitted here: not tried")
+    else:
+        assert code == 0, code
 
 
 def test_streaming_prefill_is_killed_stopped_and_cancelled_under_load():
