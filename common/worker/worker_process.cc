@@ -185,8 +185,11 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
 
   absl::StatusOr<Engine> engine = MakeEngine(*config, kind, *isa, *generation, *store);
   if (!engine.ok()) {
-    const bool budget_wrong = absl::IsResourceExhausted(engine.status()) && kind.device_memory_bytes(*config) > 0;
-    return fail(engine.status(), budget_wrong || absl::IsInvalidArgument(engine.status()) ? kExitConfig : kExitFailure);
+    const int64_t budget = kind.device_memory_bytes(*config);
+    if (budget > 0 && absl::IsResourceExhausted(engine.status())) {
+      return fail(Annotate(engine.status(), absl::StrCat(kind.kind, ".device_memory_bytes = ", budget)), kExitConfig);
+    }
+    return fail(engine.status(), absl::IsInvalidArgument(engine.status()) ? kExitConfig : kExitFailure);
   }
   control->SetLoop(engine->loop);
   if (StopRequested() || control->lost.load()) engine->loop->Stop();
