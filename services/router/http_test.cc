@@ -530,6 +530,36 @@ TEST(HttpServerTest, ARequestHasADeadlineThatGrowsWithWhatHasCome) {
   thread.join();
 }
 
+// A stream's comment may fall due right before the answer's end: its handler is in the queue then, and must not end the connection, over which the last
+// events are still on their way.
+TEST(HttpServerTest, ATimerThatFiredBeforeTheAnswerEndedCutsNothingOff) {
+  constexpr size_t kBytes = 4 << 20;  // more than a socket's buffers hold
+  EventLoop loop(1);
+  HttpServerOptions options;
+  options.comment_every = absl::Milliseconds(10);
+  auto server = HttpServer::Start(&loop, {"127.0.0.1:0"}, options, [&loop](HttpRequest, std::shared_ptr<HttpResponder> responder) {
+    responder->StartEvents({});
+    loop.Post([&loop, responder] {
+      absl::SleepFor(absl::Milliseconds(15));
+      loop.Post([responder] {  // the loop looks at its timers before it comes here
+        responder->SendEvent(std::string(kBytes, 'x'));
+        responder->EndEvents();
+      });
+    });
+  });
+  ASSERT_TRUE(server.ok()) << server.status();
+  std::thread thread([&] { loop.Run(); });
+  for (int i = 0; i < 5; ++i) {
+    TestClient client((*server)->addresses().front());
+    client.Get("/");
+    EXPECT_GT(client.Read().body.size(), kBytes) << i;
+  }
+  loop.Post([&] { server->reset(); });
+  loop.DrainPool();
+  loop.Stop();
+  thread.join();
+}
+
 TEST(HttpTest, SixtyFourStreamsAtOnce) {
   TestNode node;
   node.decode->max_batch = 16;

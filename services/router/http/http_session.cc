@@ -203,7 +203,7 @@ void HttpSession::OnParseError(const boost::system::error_code& error) {
 
 void HttpSession::Handle() {
   phase_ = Phase::kAnswering;
-  timer_.cancel();
+  Disarm();
   auto& message = parser_->get();
   HttpRequest request;
   request.method = std::string(message.method_string());
@@ -277,7 +277,7 @@ void HttpSession::EndEvents() {
 
 void HttpSession::AnswerDone() {
   on_gone_ = nullptr;
-  timer_.cancel();
+  Disarm();
   // A client that has sent all its requests and closed its side still waits for the answers.
   if (!keep_alive_ || draining_ || (peer_closed_ && input_.empty())) {
     CloseGently();
@@ -367,7 +367,7 @@ void HttpSession::CloseGently() {
 
 void HttpSession::Close() {
   phase_ = Phase::kClosed;
-  timer_.cancel();
+  Disarm();
   boost::system::error_code ignored;
   socket_.close(ignored);
 }
@@ -384,9 +384,14 @@ void HttpSession::Abort() {
 
 void HttpSession::Arm(absl::Duration delay) {
   timer_.expires_after(absl::ToChronoNanoseconds(delay));
-  timer_.async_wait([weak = weak_from_this()](const boost::system::error_code& error) {
-    if (const auto self = weak.lock(); self && !error) self->OnTimer();
+  timer_.async_wait([weak = weak_from_this(), armed = ++armed_](const boost::system::error_code& error) {
+    if (const auto self = weak.lock(); self && !error && self->armed_ == armed) self->OnTimer();
   });
+}
+
+void HttpSession::Disarm() {
+  ++armed_;
+  timer_.cancel();
 }
 
 void HttpSession::OnTimer() {

@@ -57,13 +57,16 @@ class HttpSession : public std::enable_shared_from_this<HttpSession> {
   void Gone();
   void CloseGently();
   void Close();
+  // OnTimer after the delay, unless armed anew or disarmed before.
   void Arm(absl::Duration delay);
+  void Disarm();
   void OnTimer();
 
   boost::asio::ip::tcp::socket socket_;
   std::shared_ptr<const HttpServerOptions> options_;
   std::shared_ptr<HttpHandler> handler_;
   boost::asio::steady_timer timer_;
+  uint64_t armed_ = 0;  // rises with each Arm and Disarm: a handler of an earlier one may be in the queue already, where no cancel reaches it
   Phase phase_ = Phase::kReading;
 
   std::optional<Parser> parser_;
