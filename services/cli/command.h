@@ -24,6 +24,7 @@ void AddDrop(CLI::App& app, int& exit_code);
 void AddSynth(CLI::App& app, int& exit_code);
 void AddConfig(CLI::App& app, int& exit_code);
 void AddPlan(CLI::App& app, int& exit_code);
+void AddProbe(CLI::App& app, int& exit_code);
 
 // --config, with HEARTH_CONFIG and /etc/hearth/node.toml behind it.
 std::shared_ptr<std::string> AddConfigOption(CLI::App& command);

@@ -44,6 +44,7 @@ int main(int argc, char** argv) {
   hearth::AddSynth(app, exit_code);
   hearth::AddConfig(app, exit_code);
   hearth::AddPlan(app, exit_code);
+  hearth::AddProbe(app, exit_code);
   const std::vector<CLI::App*> commands = app.get_subcommands([](const CLI::App*) { return true; });
   if (argc > 1 && argv[1][0] != '-' && std::none_of(commands.begin(), commands.end(), [&](const CLI::App* c) { return c->check_name(argv[1]); })) {
     std::cerr << "hearth: there is no command '" << argv[1] << "'; `hearth --help` lists them\n";

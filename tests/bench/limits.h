@@ -11,20 +11,9 @@
 
 #include "absl/functional/function_ref.h"
 #include "common/device/host/host_device.h"
-#include "common/device/host/thread_pool.h"
+#include "common/device/host/limits.h"
 
 namespace hearth {
-
-struct MemoryRun {
-  const uint8_t* data;
-  int64_t bytes;
-};
-
-// Seconds that reading all of it takes with all threads of the pool, each run cut into pieces of 256 KiB.
-double SecondsToRead(ThreadPool& pool, std::span<const MemoryRun> runs);
-
-// GFLOP/s of VDPBF16PS on registers alone, all threads of the pool; 0 where the CPU lacks it.
-double DotPeak(ThreadPool& pool);
 
 double Median(std::vector<double> values);
 
