@@ -9,12 +9,12 @@ constexpr int kSteps = 4;
 
 }  // namespace
 
-DecodePlan::DecodePlan(std::unique_ptr<SimWorld> world)
+DecodePlan::DecodePlan(std::shared_ptr<SimWorld> world)
     : world_(std::move(world)), device_(world_->num_gpus() > 0 ? world_->gpu(0) : world_->cpu()), stream_(device_.MakeStream("decode")) {}
 
-absl::StatusOr<std::unique_ptr<DecodePlan>> DecodePlan::Make(const PlannedModel& model, const HardwareProfile& hardware, const SimOptions& options,
-                                                             int64_t max_batch, int64_t max_context) {
-  auto plan = std::unique_ptr<DecodePlan>(new DecodePlan(SimWorld::Make(hardware, options)));
+absl::StatusOr<std::unique_ptr<DecodePlan>> DecodePlan::Make(const PlannedModel& model, std::shared_ptr<SimWorld> world, int64_t max_batch,
+                                                             int64_t max_context) {
+  auto plan = std::unique_ptr<DecodePlan>(new DecodePlan(std::move(world)));
   ASSIGN_OR_RETURN(plan->model_, Model::Bind(model.config, model.image, plan->device_));
   KvGeometry geometry = plan->model_->kv_geometry();
   geometry.num_pages = static_cast<uint64_t>((max_context + kPageTokens) / kPageTokens);

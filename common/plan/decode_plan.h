@@ -10,7 +10,6 @@
 #include "common/base/status.h"
 #include "common/model/step_runner.h"
 #include "common/plan/planned_model.h"
-#include "common/roofline/hardware_profile.h"
 #include "common/sim/sim_world.h"
 
 namespace hearth {
@@ -29,8 +28,8 @@ class DecodePlan {
  public:
   // On the machine's first GPU, or on its CPU where it has none. For batches and contexts up to these.
   // Errors: those of Model::Bind and StepRunner::Make; ResourceExhausted when the buffers don't fit.
-  static absl::StatusOr<std::unique_ptr<DecodePlan>> Make(const PlannedModel& model, const HardwareProfile& hardware, const SimOptions& options,
-                                                          int64_t max_batch, int64_t max_context);
+  static absl::StatusOr<std::unique_ptr<DecodePlan>> Make(const PlannedModel& model, std::shared_ptr<SimWorld> world, int64_t max_batch,
+                                                          int64_t max_context);
 
   // The mean of a few steps, whose tokens choose their experts anew. A batch of one runs joint whatever the order.
   absl::StatusOr<DecodePoint> Run(int64_t batch, int64_t context, StepOrder order);
@@ -41,9 +40,9 @@ class DecodePlan {
   const SimWorld& world() const { return *world_; }
 
  private:
-  DecodePlan(std::unique_ptr<SimWorld> world);
+  explicit DecodePlan(std::shared_ptr<SimWorld> world);
 
-  std::unique_ptr<SimWorld> world_;
+  const std::shared_ptr<SimWorld> world_;
   Device& device_;
   std::unique_ptr<Model> model_;
   std::shared_ptr<KvPool> kv_;

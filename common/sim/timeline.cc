@@ -68,7 +68,7 @@ std::string Timeline::ToPerfettoJson() const {
 }
 
 std::string Timeline::ToSvg(const std::string& title, int64_t begin_ns, int64_t end_ns) const {
-  constexpr int kLeft = 150, kWidth = 1200, kRow = 26, kTop = 40;
+  constexpr int kLeft = 220, kWidth = 1200, kRow = 26, kTop = 40;
   std::set<int> used;
   std::map<std::string, int> hues;  // by op name, in order of the alphabet
   std::vector<const TimelineSpan*> shown;
@@ -89,7 +89,7 @@ std::string Timeline::ToSvg(const std::string& title, int64_t begin_ns, int64_t 
   std::string out = absl::StrFormat(
       "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"%d\" height=\"%d\" font-family=\"sans-serif\" font-size=\"12\">\n"
       "<rect width=\"100%%\" height=\"100%%\" fill=\"white\"/>\n<text x=\"10\" y=\"20\" font-size=\"14\">%s</text>\n",
-      kLeft + kWidth + 20, bottom + 40 + 20 * legend_rows, XmlText(title));
+      kLeft + kWidth + 50, bottom + 40 + 20 * legend_rows, XmlText(title));
   for (const auto& [track, at] : row) {
     const TimelineTrack& named = tracks_[static_cast<size_t>(track)];
     absl::StrAppendFormat(&out, "<text x=\"10\" y=\"%d\">%s</text>\n", kTop + at * kRow + 17, XmlText(named.process + " " + named.name));
@@ -104,8 +104,9 @@ std::string Timeline::ToSvg(const std::string& title, int64_t begin_ns, int64_t 
   }
   for (int tick = 0; tick <= 10; ++tick) {
     const int x = kLeft + kWidth * tick / 10;
-    absl::StrAppendFormat(&out, "<line x1=\"%d\" y1=\"%d\" x2=\"%d\" y2=\"%d\" stroke=\"#bbb\"/><text x=\"%d\" y=\"%d\">%.2f ms</text>\n", x, kTop, x,
-                          bottom, x - 15, bottom + 15, static_cast<double>((end_ns - begin_ns) * tick) / 10 * 1e-6);
+    absl::StrAppendFormat(
+        &out, "<line x1=\"%d\" y1=\"%d\" x2=\"%d\" y2=\"%d\" stroke=\"#bbb\"/><text x=\"%d\" y=\"%d\" text-anchor=\"middle\">%.2f ms</text>\n", x,
+        kTop, x, bottom, x, bottom + 15, static_cast<double>((end_ns - begin_ns) * tick) / 10 * 1e-6);
   }
   int n = 0;
   for (const auto& [name, hue] : hues) {

@@ -22,10 +22,13 @@ struct PlanFlags {
   std::vector<std::string> what_if;
   std::vector<int64_t> contexts = {1024, 4096, 8192, 16384, 32768, 65536, 131072};
   std::vector<int64_t> batches = {1, 2, 4, 6};
+  std::vector<int64_t> prompts = {1024, 4096, 8192, 16384, 32768, 65536};
+  int64_t chunk_rows = 8192;
   int shards = 0;
   std::string kv = "bf16";
   SimOptions sim;
   bool json = false;
+  std::string picture_of = "decode";
   std::string timeline_path;
   std::string svg_path;
 };
@@ -87,21 +90,94 @@ int64_t LayerBegin(const Timeline& timeline, int64_t layer) {
   return end_ns;
 }
 
-// Of one more decode step, in a world of its own so that nothing else is in it.
-absl::Status WriteTimeline(const PlanFlags& flags, const PlanReport& report) {
+// Runs one more decode step or streamed prompt, in a world of its own so that nothing else is in the picture. What was run, for its title.
+absl::StatusOr<std::string> RunForPicture(const PlanFlags& flags, const PlanReport& report, const std::shared_ptr<SimWorld>& world) {
+  if (flags.picture_of == "prompt") {
+    const int64_t prompt = flags.prompts.front();
+    ASSIGN_OR_RETURN(const std::unique_ptr<PrefillPlan> plan,
+                     PrefillPlan::Make(report.planned, world, PrefillPath::kStreamed, {.chunk_rows = report.chunk_rows, .max_prompt = prompt}));
+    RETURN_IF_ERROR(plan->Run(prompt).status());
+    return absl::StrCat("a prompt of ", prompt, " tokens, weights streamed");
+  }
   const int64_t batch = flags.batches.front(), context = flags.contexts.front();
+  ASSIGN_OR_RETURN(const std::unique_ptr<DecodePlan> plan, DecodePlan::Make(report.planned, world, batch, context));
+  RETURN_IF_ERROR(plan->Run(batch, context, batch > 1 ? StepOrder::kAlternate : StepOrder::kJoint).status());
+  return absl::StrCat("a decode step, ", batch, batch > 1 ? " streams, alternating" : " stream", ", context ", context);
+}
+
+absl::Status WritePictures(const PlanFlags& flags, const PlanReport& report) {
   SimOptions sim = flags.sim;
   sim.record = true;
-  ASSIGN_OR_RETURN(const std::unique_ptr<DecodePlan> plan, DecodePlan::Make(report.planned, report.profile, sim, batch, context));
-  RETURN_IF_ERROR(plan->Run(batch, context, batch > 1 ? StepOrder::kAlternate : StepOrder::kJoint).status());
-  const Timeline& timeline = plan->world().timeline();
+  const std::shared_ptr<SimWorld> world = SimWorld::Make(report.profile, sim);
+  ASSIGN_OR_RETURN(const std::string what, RunForPicture(flags, report, world));
+  const Timeline& timeline = world->timeline();
   if (!flags.timeline_path.empty()) RETURN_IF_ERROR(WriteText(flags.timeline_path, timeline.ToPerfettoJson()));
   if (flags.svg_path.empty()) return absl::OkStatus();
   constexpr int64_t kLayersShown = 3;
   const int64_t first = report.planned.config.first_k_dense_replace;
-  const std::string title = absl::StrCat(report.model, " on ", report.hardware, ": layers ", first, " to ", first + kLayersShown - 1,
-                                         " of a decode step, ", batch, batch > 1 ? " streams, alternating" : " stream", ", context ", context);
+  const std::string title = absl::StrCat(report.model, " on ", report.hardware, ": layers ", first, " to ", first + kLayersShown - 1, " of ", what);
   return WriteText(flags.svg_path, timeline.ToSvg(title, LayerBegin(timeline, first), LayerBegin(timeline, first + kLayersShown)));
+}
+
+absl::Status PlanDecode(const PlanFlags& flags, int64_t longest, PlanReport& report) {
+  const int64_t max_context = std::min(*std::max_element(flags.contexts.begin(), flags.contexts.end()), longest);
+  ASSIGN_OR_RETURN(const std::unique_ptr<DecodePlan> plan,
+                   DecodePlan::Make(report.planned, SimWorld::Make(report.profile, flags.sim),
+                                    *std::max_element(flags.batches.begin(), flags.batches.end()), max_context));
+  report.workspace_bytes = plan->workspace_bytes();
+  report.kv_bytes_per_token = plan->kv_bytes_per_token();
+  for (const int64_t context : flags.contexts) {
+    if (context > longest) continue;  // the model ends before
+    for (const int64_t batch : flags.batches) {
+      for (const StepOrder order : {StepOrder::kJoint, StepOrder::kAlternate}) {
+        if (batch == 1 && order == StepOrder::kAlternate) continue;
+        ASSIGN_OR_RETURN(DecodePoint point, plan->Run(batch, context, order));
+        report.decode.push_back(std::move(point));
+      }
+    }
+  }
+  return absl::OkStatus();
+}
+
+// The streamed path in the largest chunks that fit: each chunk expands the keys and values of all positions before it anew.
+absl::StatusOr<std::unique_ptr<PrefillPlan>> MakeStreamed(const PlanFlags& flags, int64_t max_prompt, PlanReport& report) {
+  constexpr int64_t kSmallest = 512;
+  for (report.chunk_rows = std::min(flags.chunk_rows, max_prompt);; report.chunk_rows /= 2) {
+    absl::StatusOr<std::unique_ptr<PrefillPlan>> plan =
+        PrefillPlan::Make(report.planned, SimWorld::Make(report.profile, flags.sim), PrefillPath::kStreamed,
+                          {.chunk_rows = report.chunk_rows, .max_prompt = max_prompt});
+    if (plan.ok() || report.chunk_rows / 2 < kSmallest || !absl::IsResourceExhausted(plan.status())) return plan;
+  }
+}
+
+absl::Status PlanPrompts(const PlanFlags& flags, int64_t longest, PlanReport& report) {
+  const int64_t max_prompt = std::min(*std::max_element(flags.prompts.begin(), flags.prompts.end()), longest);
+  std::unique_ptr<PrefillPlan> streamed;
+  if (report.profile.num_gpus == 0) {
+    report.not_streamed = "there is no GPU";
+  } else if (absl::StatusOr<std::unique_ptr<PrefillPlan>> plan = MakeStreamed(flags, max_prompt, report); plan.ok()) {
+    streamed = *std::move(plan);
+    report.pass_rows = streamed->max_rows();
+    report.expert_slots = streamed->expert_slots();
+  } else {
+    report.not_streamed = std::string(plan.status().message());
+  }
+  constexpr int64_t kChunkBetweenSteps = 512;  // what a decode worker computes of a prompt between two steps
+  ASSIGN_OR_RETURN(const std::unique_ptr<PrefillPlan> chunked,
+                   PrefillPlan::Make(report.planned, SimWorld::Make(report.profile, flags.sim), PrefillPath::kChunked,
+                                     {.chunk_rows = kChunkBetweenSteps, .max_prompt = max_prompt}));
+  ASSIGN_OR_RETURN(const std::unique_ptr<DecodePlan> decode,
+                   DecodePlan::Make(report.planned, SimWorld::Make(report.profile, flags.sim), 1, max_prompt));
+  for (const int64_t prompt : flags.prompts) {
+    if (prompt > longest) continue;
+    ASSIGN_OR_RETURN(const DecodePoint last_token, decode->Run(1, prompt, StepOrder::kJoint));
+    for (PrefillPlan* plan : {chunked.get(), streamed.get()}) {
+      if (plan == nullptr) continue;
+      ASSIGN_OR_RETURN(PrefillPoint point, plan->Run(prompt));
+      report.prompts.push_back({point, point.seconds + last_token.step_ms * 1e-3});
+    }
+  }
+  return absl::OkStatus();
 }
 
 absl::StatusOr<PlanReport> MakeReport(const PlanFlags& flags) {
@@ -117,23 +193,13 @@ absl::StatusOr<PlanReport> MakeReport(const PlanFlags& flags) {
   absl::StatusOr<PlannedModel> planned = PlanModel(texts, shards);
   if (!planned.ok()) return Annotate(planned.status(), flags.model);
   report.planned = *std::move(planned);
-
   const int64_t longest = report.planned.config.max_position_embeddings - 1;
-  const int64_t max_context = std::min(*std::max_element(flags.contexts.begin(), flags.contexts.end()), longest);
-  ASSIGN_OR_RETURN(
-      const std::unique_ptr<DecodePlan> plan,
-      DecodePlan::Make(report.planned, report.profile, flags.sim, *std::max_element(flags.batches.begin(), flags.batches.end()), max_context));
-  report.workspace_bytes = plan->workspace_bytes();
-  report.kv_bytes_per_token = plan->kv_bytes_per_token();
-  for (const int64_t context : flags.contexts) {
-    if (context > longest) continue;  // the model ends before
-    for (const int64_t batch : flags.batches) {
-      for (const StepOrder order : {StepOrder::kJoint, StepOrder::kAlternate}) {
-        if (batch == 1 && order == StepOrder::kAlternate) continue;
-        ASSIGN_OR_RETURN(DecodePoint point, plan->Run(batch, context, order));
-        report.decode.push_back(std::move(point));
-      }
-    }
+  RETURN_IF_ERROR(PlanDecode(flags, longest, report));
+  RETURN_IF_ERROR(PlanPrompts(flags, longest, report));
+  constexpr int64_t kTogetherPrompt = 32768, kTogetherStreams = 2, kTogetherContext = 4096;
+  if (report.profile.num_gpus >= 2 && report.pass_rows > 0 && kTogetherPrompt <= longest) {
+    ASSIGN_OR_RETURN(report.together,
+                     PlanTogether(report.planned, report.profile, flags.sim, report.chunk_rows, kTogetherPrompt, kTogetherStreams, kTogetherContext));
   }
   return report;
 }
@@ -143,7 +209,7 @@ int Plan(PlanFlags flags) {
   const absl::StatusOr<PlanReport> report = MakeReport(flags);
   if (!report.ok()) return Fail("plan", report.status());
   if (!flags.timeline_path.empty() || !flags.svg_path.empty()) {
-    if (const absl::Status written = WriteTimeline(flags, *report); !written.ok()) return Fail("plan", written);
+    if (const absl::Status written = WritePictures(flags, *report); !written.ok()) return Fail("plan", written);
   }
   if (flags.json) {
     std::cout << ReportJson(*report);
@@ -158,7 +224,7 @@ int Plan(PlanFlags flags) {
 void AddPlan(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("plan", "predict memory and speed of a model on a machine, without either");
   command->footer(
-      "Runs the decode step's own code in virtual time, with costs from the hardware profile. Needs config.json and no weights.\n"
+      "Runs the code of the decode step and of prefill in virtual time, with costs from the hardware profile. Needs config.json and no weights.\n"
       "docs/simulation.md says how far the predictions are from published measurements.\n\n"
       "models:   " +
       Names(ShippedModels()) + ", or a path\nhardware: " + Names(ShippedHardware()) +
@@ -174,6 +240,12 @@ void AddPlan(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str();
   command->add_option("--batch", flags->batches, "streams that decode together")->check(CLI::Range(1, 256))->capture_default_str();
+  command->add_option("--prompt", flags->prompts, "tokens of prompts; longer ones than the model takes are left out")
+      ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
+      ->capture_default_str();
+  command->add_option("--chunk", flags->chunk_rows, "rows that streaming works on at once; halved until they fit")
+      ->check(CLI::Range(int64_t{64}, int64_t{1} << 20))
+      ->capture_default_str();
   command->add_option("--shards", flags->shards, "parts of each expert (default: one a socket)")->check(CLI::Range(1, 64));
   command->add_option("--kv", flags->kv, "KV cache in bf16 or fp8")->check(CLI::IsMember({"bf16", "fp8"}))->capture_default_str();
   command->add_option("--skew", flags->sim.routing_skew, "experts are chosen by 1 / rank^skew; 0: evenly")
@@ -181,8 +253,13 @@ void AddPlan(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--seed", flags->sim.seed, "of the experts' choice")->capture_default_str();
   command->add_flag("--json", flags->json, "for programs");
-  command->add_option("--timeline", flags->timeline_path, "write a trace of a decode step (first --batch, first --context) for ui.perfetto.dev");
-  command->add_option("--svg", flags->svg_path, "write a picture of that step's first MoE layers");
+  command->add_option("--timeline", flags->timeline_path, "write a trace for ui.perfetto.dev");
+  command->add_option("--svg", flags->svg_path, "write a picture of the first MoE layers");
+  command
+      ->add_option("--picture-of", flags->picture_of,
+                   "what --timeline and --svg show: a decode step (first --batch and --context), or a streamed prompt (first --prompt)")
+      ->check(CLI::IsMember({"decode", "prompt"}))
+      ->capture_default_str();
   command->callback([=, &exit_code] { exit_code = Plan(*flags); });
 }
 

@@ -7,6 +7,8 @@
 #include <map>
 
 #include "common/plan/decode_plan.h"
+#include "common/plan/prefill_plan.h"
+#include "common/plan/together_plan.h"
 #include "services/cli/shipped.h"
 
 namespace hearth {
@@ -17,12 +19,20 @@ std::string Shipped(std::span<const ShippedFile> files, std::string_view name) {
   return file == files.end() ? "" : std::string(file->text);
 }
 
-std::unique_ptr<DecodePlan> Planned(std::string_view model_name, const SimOptions& options = {}) {
+HardwareProfile Machine() {
   const auto hardware = ParseHardwareProfile(Shipped(ShippedHardware(), "epyc-9355-2x5090"), "epyc-9355-2x5090");
   EXPECT_TRUE(hardware.ok()) << hardware.status();
+  return *hardware;
+}
+
+PlannedModel Planned(std::string_view model_name) {
   const auto model = PlanModel({Shipped(ShippedModels(), model_name), ""}, 2);
   EXPECT_TRUE(model.ok()) << model.status();
-  auto plan = DecodePlan::Make(*model, *hardware, options, 6, 131000);
+  return *model;
+}
+
+std::unique_ptr<DecodePlan> Decoding(std::string_view model_name, const SimOptions& options = {}) {
+  auto plan = DecodePlan::Make(Planned(model_name), SimWorld::Make(Machine(), options), 6, 131000);
   EXPECT_TRUE(plan.ok()) << plan.status();
   return *std::move(plan);
 }
@@ -34,7 +44,7 @@ double TokensPerSecond(DecodePlan& plan, int64_t batch, int64_t context) {
 }
 
 TEST(PlanPublished, DeepSeekDecodesWithinFifteenPercent) {
-  const std::unique_ptr<DecodePlan> plan = Planned("deepseek-r1");
+  const std::unique_ptr<DecodePlan> plan = Decoding("deepseek-r1");
   EXPECT_NEAR(TokensPerSecond(*plan, 1, 1024) / 21.5, 1, 0.15);
   EXPECT_NEAR(TokensPerSecond(*plan, 1, 32768) / 20.0, 1, 0.15);
   EXPECT_NEAR(TokensPerSecond(*plan, 2, 1024) / 33.6, 1, 0.15);
@@ -45,12 +55,62 @@ TEST(PlanPublished, DeepSeekDecodesWithinFifteenPercent) {
 }
 
 TEST(PlanPublished, KimiDecodesWithinFifteenPercent) {
-  const std::unique_ptr<DecodePlan> plan = Planned("kimi-k2");
+  const std::unique_ptr<DecodePlan> plan = Decoding("kimi-k2");
   EXPECT_NEAR(TokensPerSecond(*plan, 1, 1024) / 22.4, 1, 0.15);
 }
 
+std::unique_ptr<PrefillPlan> Prefilling(PrefillPath path, int64_t chunk_rows, int64_t max_prompt, const SimOptions& options = {}) {
+  auto plan =
+      PrefillPlan::Make(Planned("deepseek-r1"), SimWorld::Make(Machine(), options), path, {.chunk_rows = chunk_rows, .max_prompt = max_prompt});
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return *std::move(plan);
+}
+
+TEST(PlanPublished, PromptsTakeAsLongAsPublished) {
+  const auto streamed = Prefilling(PrefillPath::kStreamed, 8192, 32768);
+  EXPECT_EQ(streamed->expert_slots(), 256) << "a layer's experts fit beside the rows of 32K tokens";
+  const auto longest = streamed->Run(32768);
+  ASSERT_TRUE(longest.ok()) << longest.status();
+  EXPECT_NEAR(longest->seconds / 30.0, 1, 0.15);
+  EXPECT_EQ(longest->passes, 1);
+  const auto middle = streamed->Run(16384);
+  ASSERT_TRUE(middle.ok());
+  EXPECT_NEAR(16384 / middle->seconds / 1200, 1, 0.15) << "tokens a second";
+  // Under 4K tokens the CPU path is the faster one.
+  const auto chunked = Prefilling(PrefillPath::kChunked, 512, 8192);
+  for (const int64_t prompt : {2048, 8192}) {
+    const auto by_cpu = chunked->Run(prompt), by_stream = streamed->Run(prompt);
+    ASSERT_TRUE(by_cpu.ok() && by_stream.ok());
+    EXPECT_EQ(by_cpu->seconds < by_stream->seconds, prompt < 4096) << prompt;
+  }
+}
+
+TEST(PlanPublished, DecodeGoesOnBesideAPrompt) {
+  const auto point = PlanTogether(Planned("deepseek-r1"), Machine(), {}, 8192, 16384, 2, 4096);
+  ASSERT_TRUE(point.ok()) << point.status();
+  EXPECT_GT(point->step_beside_ms, point->step_alone_ms);
+  EXPECT_LT(point->step_beside_max_ms, 1.2 * point->step_alone_ms);
+  EXPECT_GE(point->prefill_beside_s, point->prefill_alone_s * 0.99);
+  HardwareProfile one = Machine();
+  one.num_gpus = 1;
+  EXPECT_EQ(PlanTogether(Planned("deepseek-r1"), one, {}, 8192, 16384, 2, 4096).status().code(), absl::StatusCode::kFailedPrecondition);
+}
+
+// Three actors, two rings, 15 thousand copies: the same to the byte, and another seed is another run.
+TEST(PlanPublished, AStreamedPromptIsTheSameTimelineEachTime) {
+  const auto timeline = [](uint64_t seed) {
+    const auto plan = Prefilling(PrefillPath::kStreamed, 100, 300, {.seed = seed, .record = true});
+    EXPECT_TRUE(plan->Run(300).ok());
+    return plan->world().timeline().ToPerfettoJson();
+  };
+  const std::string first = timeline(1);
+  EXPECT_GT(first.size(), 1'000'000u);
+  EXPECT_TRUE(timeline(1) == first);
+  EXPECT_FALSE(timeline(2) == first);
+}
+
 TEST(PlanPublished, TheCalibratedWindowsAreThePublishedOnes) {
-  const std::unique_ptr<DecodePlan> plan = Planned("deepseek-r1", {.record = true});
+  const std::unique_ptr<DecodePlan> plan = Decoding("deepseek-r1", {.record = true});
   ASSERT_TRUE(plan->Run(1, 1024, StepOrder::kJoint).ok());
   // Of the first step: layer 20's experts, from the copy to the CPU to the copy back, and what the GPU does from there to layer 21's.
   std::map<int, std::pair<int64_t, int64_t>> experts;  // by layer: begin, end

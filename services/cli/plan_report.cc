@@ -1,6 +1,7 @@
 #include "services/cli/plan_report.h"
 
 #include <algorithm>
+#include <map>
 #include <nlohmann/json.hpp>
 
 #include "absl/strings/str_format.h"
@@ -15,11 +16,51 @@ using nlohmann::json;
 // What a GPU's driver and libraries take for themselves.
 constexpr double kDriverBytes = 1e9;
 
-// "dram 84%": of the resources, the one that had least rest.
-std::string Busiest(const DecodePoint& point) {
-  const auto busiest = std::max_element(point.busy.begin(), point.busy.end(),
-                                        [](const ResourceUse& a, const ResourceUse& b) { return a.busy_seconds < b.busy_seconds; });
-  return absl::StrFormat("%s %.0f%%", busiest->name, busiest->busy_seconds * 1e5 / point.step_ms);
+// "dram 84%": of the resources, the one that had least rest in so many seconds.
+std::string Busiest(const std::vector<ResourceUse>& busy, double seconds) {
+  const auto busiest =
+      std::max_element(busy.begin(), busy.end(), [](const ResourceUse& a, const ResourceUse& b) { return a.busy_seconds < b.busy_seconds; });
+  return absl::StrFormat("%s %.0f%%", busiest->name, busiest->busy_seconds * 100 / seconds);
+}
+
+json BusyJson(const std::vector<ResourceUse>& busy, double seconds) {
+  json shares = json::object();
+  for (const ResourceUse& use : busy) shares[use.name] = use.busy_seconds / seconds;
+  return shares;
+}
+
+void PrintPrompts(const PlanReport& r, std::ostream& out) {
+  out << "\nprompts\n";
+  Table table({"tokens", "path", "first token", "tokens/s", "passes", "loaded", "busiest"});
+  for (const PlanReport::Prompt& prompt : r.prompts) {
+    const PrefillPoint& p = prompt.prefill;
+    const bool streamed = p.path == PrefillPath::kStreamed;
+    table.Add({absl::StrCat(p.prompt), PrefillPathName(p.path), absl::StrFormat("%.2f s", prompt.first_token_s),
+               absl::StrFormat("%.0f", static_cast<double>(p.prompt) / prompt.first_token_s), streamed ? absl::StrCat(p.passes) : "",
+               streamed ? HumanBytes(static_cast<double>(p.bytes_loaded)) : "", Busiest(p.busy, p.seconds)});
+  }
+  table.Print(out);
+  if (r.pass_rows > 0) {
+    out << absl::StrFormat("  streamed (slp): %d tokens a pass in chunks of %d, an expert ring of %d slots\n", r.pass_rows, r.chunk_rows,
+                           r.expert_slots);
+  } else if (!r.not_streamed.empty()) {
+    out << "  weights are not streamed: " << r.not_streamed << "\n";
+  }
+  if (const std::optional<double> crossover = r.CrossoverTokens(); crossover.has_value()) {
+    out << absl::StrFormat("  streaming is the faster path from about %.0f tokens on\n", *crossover);
+  }
+}
+
+void PrintTogether(const TogetherPoint& t, std::ostream& out) {
+  out << absl::StrFormat("\na prompt of %d tokens on one GPU while %d streams decode on another, context %d\n", t.prompt, t.streams, t.context);
+  Table table({"what", "alone", "together", "more"});
+  table.Add({"prefill", absl::StrFormat("%.2f s", t.prefill_alone_s), absl::StrFormat("%.2f s", t.prefill_beside_s),
+             absl::StrFormat("%.1f%%", (t.prefill_beside_s / t.prefill_alone_s - 1) * 100)});
+  table.Add({"decode step", absl::StrFormat("%.1f ms", t.step_alone_ms), absl::StrFormat("%.1f ms", t.step_beside_ms),
+             absl::StrFormat("%.1f%%", (t.step_beside_ms / t.step_alone_ms - 1) * 100)});
+  table.Add({"slowest steps", "", absl::StrFormat("%.1f ms", t.step_beside_max_ms),
+             absl::StrFormat("%.1f%%", (t.step_beside_max_ms / t.step_alone_ms - 1) * 100)});
+  table.Print(out);
 }
 
 void PrintMemory(const PlanReport& r, std::ostream& out) {
@@ -48,6 +89,28 @@ void PrintMemory(const PlanReport& r, std::ostream& out) {
 
 }  // namespace
 
+std::optional<double> PlanReport::CrossoverTokens() const {
+  // Seconds that streaming gains, by tokens.
+  std::map<int64_t, double> gains;
+  std::map<int64_t, int> paths;
+  for (const Prompt& prompt : prompts) {
+    gains[prompt.prefill.prompt] += prompt.prefill.path == PrefillPath::kStreamed ? -prompt.first_token_s : prompt.first_token_s;
+    ++paths[prompt.prefill.prompt];
+  }
+  std::optional<std::pair<int64_t, double>> before;
+  for (const auto& [tokens, gain] : gains) {
+    if (paths[tokens] != 2) continue;
+    const double now = static_cast<double>(tokens);
+    if (gain >= 0) {
+      if (!before.has_value()) return now;
+      const double then = static_cast<double>(before->first);
+      return then + (now - then) * -before->second / (gain - before->second);
+    }
+    before = {tokens, gain};
+  }
+  return std::nullopt;
+}
+
 double PlanReport::KvTokens() const {
   const double left =
       profile.num_gpus > 0
@@ -59,13 +122,15 @@ double PlanReport::KvTokens() const {
 void PrintReport(const PlanReport& r, std::ostream& out) {
   out << r.model << " on " << r.hardware << "\n\n";
   PrintMemory(r, out);
+  PrintPrompts(r, out);
   out << "\ndecode\n";
   Table table({"context", "streams", "order", "ms/token", "tokens/s", "busiest"});
   for (const DecodePoint& p : r.decode) {
     table.Add({absl::StrCat(p.context), absl::StrCat(p.batch), StepOrderName(p.order), absl::StrFormat("%.1f", p.step_ms),
-               absl::StrFormat("%.1f", p.tokens_per_s()), Busiest(p)});
+               absl::StrFormat("%.1f", p.tokens_per_s()), Busiest(p.busy, p.step_ms * 1e-3)});
   }
   table.Print(out);
+  if (r.together.has_value()) PrintTogether(*r.together, out);
 }
 
 std::string ReportJson(const PlanReport& r) {
@@ -75,16 +140,38 @@ std::string ReportJson(const PlanReport& r) {
                  {"kv_tokens", static_cast<int64_t>(r.KvTokens())}};
   json decode = json::array();
   for (const DecodePoint& p : r.decode) {
-    json busy = json::object();
-    for (const ResourceUse& use : p.busy) busy[use.name] = use.busy_seconds * 1e3 / p.step_ms;
     decode.push_back({{"context", p.context},
                       {"streams", p.batch},
                       {"order", StepOrderName(p.order)},
                       {"ms_per_token", p.step_ms},
                       {"tokens_per_s", p.tokens_per_s()},
-                      {"busy", busy}});
+                      {"busy", BusyJson(p.busy, p.step_ms * 1e-3)}});
   }
-  return json{{"model", r.model}, {"hardware", r.hardware}, {"memory", memory}, {"decode", decode}}.dump(2) + "\n";
+  json prompts = json::array();
+  for (const PlanReport::Prompt& prompt : r.prompts) {
+    const PrefillPoint& p = prompt.prefill;
+    prompts.push_back({{"tokens", p.prompt},
+                       {"path", PrefillPathName(p.path)},
+                       {"first_token_s", prompt.first_token_s},
+                       {"passes", p.passes},
+                       {"bytes_loaded", p.bytes_loaded},
+                       {"busy", BusyJson(p.busy, p.seconds)}});
+  }
+  json out = {{"model", r.model}, {"hardware", r.hardware}, {"memory", memory}, {"decode", decode}, {"prompts", prompts}};
+  if (r.pass_rows > 0) out["streaming"] = {{"pass_tokens", r.pass_rows}, {"chunk_tokens", r.chunk_rows}, {"expert_slots", r.expert_slots}};
+  if (const std::optional<double> crossover = r.CrossoverTokens(); crossover.has_value()) out["crossover_tokens"] = *crossover;
+  if (r.together.has_value()) {
+    const TogetherPoint& t = *r.together;
+    out["together"] = {{"prompt_tokens", t.prompt},
+                       {"streams", t.streams},
+                       {"context", t.context},
+                       {"prefill_alone_s", t.prefill_alone_s},
+                       {"prefill_beside_s", t.prefill_beside_s},
+                       {"step_alone_ms", t.step_alone_ms},
+                       {"step_beside_ms", t.step_beside_ms},
+                       {"step_beside_max_ms", t.step_beside_max_ms}};
+  }
+  return out.dump(2) + "\n";
 }
 
 }  // namespace hearth

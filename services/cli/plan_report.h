@@ -3,11 +3,15 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <ostream>
 #include <string>
 #include <vector>
 
 #include "common/plan/decode_plan.h"
+#include "common/plan/prefill_plan.h"
+#include "common/plan/together_plan.h"
+#include "common/roofline/hardware_profile.h"
 
 namespace hearth {
 
@@ -21,6 +25,19 @@ struct PlanReport {
   uint64_t workspace_bytes = 0;
   double kv_bytes_per_token = 0;
   std::vector<DecodePoint> decode;
+
+  // A prompt's first token comes a decode step of one stream after its prefill.
+  struct Prompt {
+    PrefillPoint prefill;
+    double first_token_s = 0;
+  };
+  std::vector<Prompt> prompts;
+  int64_t pass_rows = 0, expert_slots = 0, chunk_rows = 0;  // of the streamed path; no rows: it is not there
+  std::string not_streamed;                                 // why
+  std::optional<TogetherPoint> together;
+
+  // Prompts of so many tokens and more are faster streamed, by the lengths that were run, between which it is interpolated; none: never.
+  std::optional<double> CrossoverTokens() const;
 
   // What a GPU has left for KV beside weights, buffers and the driver, in tokens; negative: not even those fit. Without a GPU: what DRAM has left
   // beside the image.
