@@ -10,8 +10,8 @@
 namespace hearth::router {
 namespace {
 
-// Longer than a worker's step and the time after which a link counts as away, together.
-constexpr int64_t kWorkerFreesWithinNs = 10'000'000'000;
+// Longer than most steps. Who is slower is asked about too early, which costs a call: the store frees nothing that a living worker holds.
+constexpr int64_t kWorkerFreesWithinNs = 2'000'000'000;
 // Then the store's own grace has freed them, whatever was in the way.
 constexpr int64_t kGiveUpNs = 120'000'000'000;
 constexpr absl::Duration kBetweenTries = absl::Seconds(1);
@@ -33,11 +33,11 @@ void LeftoverPages::Look() {
   // While the store is away no worker can free anything.
   if (!store_->View().attached) attached_since_ns_ = now_ns;
   std::erase_if(left_, [&](const Left& each) {
-    if (!each.link->answering() || each.link->status().pid() != each.pid) {
-      due_.push_back({each.stream, now_ns});
-      return true;
-    }
-    return now_ns - std::max(each.since_ns, attached_since_ns_) > kWorkerFreesWithinNs;
+    const bool lost = !each.link->answering() || each.link->status().pid() != each.pid;
+    if (!lost && now_ns - std::max(each.since_ns, attached_since_ns_) <= kWorkerFreesWithinNs) return false;
+    // A worker that lives may have offered the pages to the next one just before it heard of the end: then they are nobody's.
+    due_.push_back({each.stream, now_ns});
+    return true;
   });
   FreeDue();
 }

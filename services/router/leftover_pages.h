@@ -2,8 +2,8 @@
 // Room: services/router. May touch: the store's client, worker links. Not: streams that still run.
 // Threads: the loop only; the store's waiting calls go to the pool.
 //
-// A worker frees the pages of a stream that it ended or was told to end, a moment later. Should it be lost within that moment, nobody else knows
-// that the stream won't go on: the store would keep its rows for the next worker until `orphan_grace_ms`.
+// A worker frees the pages of a stream that it ended or was told to end, a moment later. Should it be lost within that moment, or have offered them to the
+// next worker already, nobody else knows that the stream won't go on: the store would keep its rows until a grace ends.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ class LeftoverPages {
   LeftoverPages(EventLoop* loop, StoreClient* store) : loop_(loop), store_(store) {}
   ~LeftoverPages() { *alive_ = false; }
 
-  // The stream has ended and `link`'s process is to free its pages: it is watched until it must have done so.
+  // The stream has ended and `link`'s process is to free its pages: once it must have done so the store is asked to free what nobody holds.
   void LeftTo(const WorkerLink& link, const Hash128& stream);
   // The stream has ended and no worker has it.
   void Free(const Hash128& stream);

@@ -4,6 +4,10 @@ sampled, with penalties, stop strings and logprobs. The client sees a pause and 
 import ctypes
 import os
 import re
+import contextlib
+import http.client
+import json
+import random
 import signal
 import sys
 import tempfile
@@ -382,6 +386,29 @@ def test_worker_dies_before_it_has_freed_what_ended():
                 node.wait_ready()
                 wait_for(f"idle node: the store was {store_is}, the answer {way}", node.idle, 8)
                 assert node.completion(PROMPT, max_tokens=5)["choices"][0]["text"]
+
+
+def test_clients_that_leave_around_the_hand_off_leave_nothing():
+    """Prefill has offered a prompt's pages just before it hears that the client is gone: nobody takes them, and nobody but the router knows that nobody will."""
+    with Node(config="router.chunked_prefill_max_tokens = 0") as node:
+        end = time.monotonic() + 8
+
+        def client(seed):
+            draw = random.Random(seed)
+            while time.monotonic() < end:
+                connection = http.client.HTTPConnection("127.0.0.1", node.http_port, timeout=5)
+                body = {"model": "m", "prompt": [draw.randrange(300, 4000) for _ in range(draw.choice((65, 129, 300)))], "max_tokens": 3, "stream": True}
+                with contextlib.suppress(OSError, http.client.HTTPException):
+                    connection.request("POST", "/v1/completions", json.dumps(body), {"Content-Type": "application/json"})
+                    time.sleep(draw.random() * 0.03)
+                connection.close()
+        threads = [threading.Thread(target=client, args=(i,)) for i in range(6)]
+        for t in threads:
+            t.start()
+        for t in threads:
+            t.join()
+        wait_for("idle node", node.idle, 8)
+        assert node.completion(PROMPT, max_tokens=5)["choices"][0]["text"]
 
 
 if __name__ == "__main__":
