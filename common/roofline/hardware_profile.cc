@@ -175,7 +175,9 @@ std::string FormatHardwareProfile(const HardwareProfile& profile) {
   return out;
 }
 
-absl::Status ApplyWhatIf(std::string_view change, HardwareProfile& profile) {
+namespace {
+
+absl::Status Change(std::string_view change, HardwareProfile& profile) {
   const size_t equals = change.find('=');
   const std::string key(change.substr(0, equals));
   std::string value(equals == std::string_view::npos ? "" : change.substr(equals + 1));
@@ -212,6 +214,16 @@ absl::Status ApplyWhatIf(std::string_view change, HardwareProfile& profile) {
   } else {
     return absl::InvalidArgumentError(absl::StrCat("what-if '", Sv(change), "': known are gpus, pcie, vram, sockets, channels, cores"));
   }
+  return absl::OkStatus();
+}
+
+}  // namespace
+
+absl::Status ApplyWhatIf(std::string_view change, HardwareProfile& profile) {
+  HardwareProfile changed = profile;
+  RETURN_IF_ERROR(Change(change, changed));
+  // What a file may not say a change may not either.
+  ASSIGN_OR_RETURN(profile, ParseHardwareProfile(FormatHardwareProfile(changed), absl::StrCat("what-if '", Sv(change), "'")));
   return absl::OkStatus();
 }
 

@@ -90,7 +90,8 @@ TEST(HardwareProfile, WhatIf) {
   EXPECT_EQ(p.cpu.MemoryBytes(), base->cpu.MemoryBytes()) << "a socket less takes no memory away";
   EXPECT_EQ(p.cpu.channels, 8);
   EXPECT_EQ(p.cpu.cores, 20);
-  for (const char* change : {"gpus", "gpus=x", "gpus=-1", "pcie=6", "vram=0", "colour=3", "channels=0"}) {
+  for (const char* change :
+       {"gpus", "gpus=x", "gpus=-1", "gpus=1000000", "cores=1000000000", "sockets=100000", "pcie=6", "vram=0", "colour=3", "channels=0"}) {
     EXPECT_EQ(ApplyWhatIf(change, p).code(), absl::StatusCode::kInvalidArgument) << change;
   }
   p = *base;

@@ -7,6 +7,7 @@
 #include <iostream>
 #include <sstream>
 
+#include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
 #include "common/base/process.h"
 #include "services/cli/command.h"
@@ -249,7 +250,10 @@ void AddPlan(CLI::App& app, int& exit_code) {
   command->add_option("--shards", flags->shards, "parts of each expert (default: one a socket)")->check(CLI::Range(1, 64));
   command->add_option("--kv", flags->kv, "KV cache in bf16 or fp8")->check(CLI::IsMember({"bf16", "fp8"}))->capture_default_str();
   command->add_option("--skew", flags->sim.routing_skew, "experts are chosen by 1 / rank^skew; 0: evenly")
-      ->check(CLI::Range(0.0, 4.0))
+      ->check([](const std::string& text) -> std::string {  // CLI::Range lets NaN through
+        double skew = 0;
+        return absl::SimpleAtod(text, &skew) && skew >= 0 && skew <= 4 ? "" : "'" + text + "' is no number from 0 to 4";
+      })
       ->capture_default_str();
   command->add_option("--seed", flags->sim.seed, "of the experts' choice")->capture_default_str();
   command->add_flag("--json", flags->json, "for programs");
