@@ -60,6 +60,12 @@ std::vector<Key> Keys(HardwareProfile& p) {
 
 std::string FullName(const Key& key) { return *key.table == '\0' ? key.name : absl::StrCat(key.table, ".", key.name); }
 
+// What is wrong with a number; empty: nothing.
+std::string OutsideOf(const Key& key, double value) {
+  if (value >= key.min && value <= key.max) return "";  // NaN is not
+  return absl::StrFormat("%s = %g is outside %g to %g", FullName(key), value, key.min, key.max);
+}
+
 absl::Status Bad(std::string_view source, const toml::source_region& where, std::string_view what) {
   return absl::InvalidArgumentError(absl::StrCat(Sv(source), ":", where.begin.line, ": ", Sv(what)));
 }
@@ -76,9 +82,7 @@ absl::Status Assign(const Key& key, const toml::node& node, std::string_view sou
     return Bad(source, node.source(), absl::StrCat(name, " must be a ", whole ? "whole number" : "number"));
   }
   const double value = node.is_integer() ? static_cast<double>(node.as_integer()->get()) : node.as_floating_point()->get();
-  if (!(value >= key.min && value <= key.max)) {  // NaN is refused, too
-    return Bad(source, node.source(), absl::StrFormat("%s = %g is outside %g to %g", name, value, key.min, key.max));
-  }
+  if (const std::string wrong = OutsideOf(key, value); !wrong.empty()) return Bad(source, node.source(), wrong);
   if (whole) {
     *std::get<int64_t*>(key.target) = static_cast<int64_t>(value);
   } else {
@@ -223,7 +227,16 @@ absl::Status ApplyWhatIf(std::string_view change, HardwareProfile& profile) {
   HardwareProfile changed = profile;
   RETURN_IF_ERROR(Change(change, changed));
   // What a file may not say a change may not either.
-  ASSIGN_OR_RETURN(profile, ParseHardwareProfile(FormatHardwareProfile(changed), absl::StrCat("what-if '", Sv(change), "'")));
+  for (const Key& key : Keys(changed)) {
+    if (std::string_view(key.table) == "gpu" && changed.num_gpus == 0) continue;
+    double value = key.min;
+    if (const auto* whole = std::get_if<int64_t*>(&key.target)) value = static_cast<double>(**whole);
+    if (const auto* number = std::get_if<double*>(&key.target)) value = **number;
+    if (const std::string wrong = OutsideOf(key, value); !wrong.empty()) {
+      return absl::InvalidArgumentError(absl::StrCat("what-if '", Sv(change), "': ", wrong));
+    }
+  }
+  profile = std::move(changed);
   return absl::OkStatus();
 }
 
