@@ -46,7 +46,7 @@ TEST(AttentionSpans, FoldingIsTheSoftmaxOverBoth) {
     auto total = walk({1, 2, -1}, {4, 5, 6});
     auto span = walk({shift, shift + 1}, {-7, 8});
     const auto both = walk({1, 2, -1, shift, shift + 1}, {4, 5, 6, -7, 8});
-    FoldSpan({&span.first, &span.second}, 1, {&total.first, &total.second});
+    FoldSpan({&span.first, &span.second}, 1, 1, {&total.first, &total.second});
     EXPECT_FLOAT_EQ(total.first.max, both.first.max);
     EXPECT_NEAR(total.first.sum, both.first.sum, 1e-5);
     EXPECT_NEAR(total.second, both.second, 1e-4);
@@ -55,9 +55,9 @@ TEST(AttentionSpans, FoldingIsTheSoftmaxOverBoth) {
   auto total = walk({1, 2}, {3, 4});
   const auto before = total;
   std::pair<SoftmaxState, float> empty{};
-  FoldSpan({&empty.first, &empty.second}, 1, {&total.first, &total.second});
+  FoldSpan({&empty.first, &empty.second}, 1, 1, {&total.first, &total.second});
   EXPECT_EQ(total.second, before.second);
-  FoldSpan({&total.first, &total.second}, 1, {&empty.first, &empty.second});
+  FoldSpan({&total.first, &total.second}, 1, 1, {&empty.first, &empty.second});
   EXPECT_EQ(empty.second, before.second);
   EXPECT_EQ(empty.first.sum, before.first.sum);
 }

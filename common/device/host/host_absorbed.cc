@@ -17,23 +17,6 @@ namespace {
 // Heads that share a read of the cached latent: as many as leave each thread some tasks, within these. A head's sums do not depend on its neighbours.
 constexpr int64_t kHeadGroupMin = 4;
 constexpr int64_t kHeadGroupMax = 32;
-constexpr int64_t kTasksPerThread = 3;
-
-// Sums of neighbouring heads of a row: states [heads], values [heads, rank].
-struct HeadSums {
-  SoftmaxState* states;
-  float* values;
-
-  void Clear(int64_t heads, int64_t rank) const {
-    std::fill_n(states, heads, SoftmaxState{});
-    std::fill_n(values, heads * rank, 0.0f);
-  }
-  HeadSums From(int64_t head, int64_t rank) const { return {states + head, values + head * rank}; }
-};
-
-void Fold(const HeadSums& span, int64_t heads, int64_t rank, const HeadSums& total) {
-  for (int64_t h = 0; h < heads; ++h) FoldSpan({span.states + h, span.values + h * rank}, rank, {total.states + h, total.values + h * rank});
-}
 
 // Some heads of one row.
 class AbsorbedHeads {
@@ -48,13 +31,6 @@ class AbsorbedHeads {
         pages_(*args.kv, args.layer, args.rank, args.rope_dim, args.terms),
         plain_(args.terms == 1 && !pages_.f8()) {}
 
-  static size_t SumsBytes(const MlaAttentionArgs& a, int64_t heads) {
-    return Scratch::Bytes<SoftmaxState>(heads) + Scratch::Bytes<float>(heads * a.rank);
-  }
-  static HeadSums TakeSums(const MlaAttentionArgs& a, int64_t heads, Scratch& scratch) {
-    SoftmaxState* states = scratch.Take<SoftmaxState>(heads);
-    return {states, scratch.Take<float>(heads * a.rank)};
-  }
   size_t QueryBytes() const {
     return Scratch::Bytes<float>(a_.rank) + Scratch::Bytes<float>(heads_ * width_) + Scratch::Bytes<float>(heads_ * kPageTokens) +
            (plain_ ? Scratch::Bytes<bf16>(heads_ * width_) : Scratch::Bytes<float>(kPageTokens * width_));
@@ -90,7 +66,7 @@ class AbsorbedHeads {
   }
 
   // The positions of one span that the row sees, into sums that were cleared.
-  void Walk(int64_t span, const HeadSums& sums) const {
+  void Walk(int64_t span, const QuerySums& sums) const {
     const int64_t end_position = std::min((span + 1) * kSpanTokens, row_.position + 1);
     for (int64_t page_begin = span * kSpanTokens; page_begin < end_position; page_begin += kPageTokens) {
       const int32_t page = row_.sequence->pages[page_begin / kPageTokens];
@@ -110,14 +86,13 @@ class AbsorbedHeads {
   }
 
   // Normalises, applies the value half of kv_b, and writes the result.
-  void Finish(const HeadSums& sums, Scratch& scratch) const {
+  void Finish(const QuerySums& sums, Scratch& scratch) const {
     float* value = scratch.Take<float>(a_.v_dim);
     bf16* latent = scratch.Take<bf16>(kTermsMax * a_.rank);
     float* products = scratch.Take<float>(kTermsMax * a_.v_dim);
+    Normalise(sums, heads_, a_.rank);
     for (int64_t h = 0; h < heads_; ++h) {
-      float* sum = sums.values + h * a_.rank;
-      Normalise(sums.states[h], sum, a_.rank);
-      SplitTerms(kernels_, sum, a_.rank, a_.terms, latent);
+      SplitTerms(kernels_, sums.values + h * a_.rank, a_.rank, a_.terms, latent);
       LinearTerms(kernels_.linear, ValueRows(a_, first_head_ + h), latent, a_.rank, 1, a_.terms, value, a_.v_dim, 0, a_.v_dim, products);
       StoreResult(a_, value, row_.row, first_head_ + h);
     }
@@ -166,8 +141,8 @@ void HostOps::AttendAbsorbed(HostStream& stream, const MlaAttentionArgs& a) {
   // With several parts each span's sums are kept: of [rows, spans, heads].
   const int64_t spans = parts > 1 ? NumSpans(most_positions) : 0;
   const int64_t kept_heads = num_rows * spans * a.heads;
-  const RowAt* rows = ListRows(stream, a.sequences, a.num_sequences, AbsorbedHeads::SumsBytes(a, kept_heads)).first;
-  const HeadSums kept = AbsorbedHeads::TakeSums(a, kept_heads, stream.scratch);
+  const RowAt* rows = ListRows(stream, a.sequences, a.num_sequences, QuerySums::Bytes(kept_heads, a.rank)).first;
+  const QuerySums kept = QuerySums::Take(kept_heads, a.rank, stream.scratch);
   const auto kept_of = [&](int64_t row, int64_t span, int64_t head) { return kept.From((row * spans + span) * a.heads + head, a.rank); };
   const bool parallel = Parallel(work * a.heads * a.rank);
   // Rows innermost: the rows of a batch meet a head's part of kv_b while it is in cache.
@@ -180,34 +155,25 @@ void HostOps::AttendAbsorbed(HostStream& stream, const MlaAttentionArgs& a) {
     const Spans own_spans = SpansOf(row.position + 1, part, parts);
     if (own_spans.begin == own_spans.end) return;
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
-    scratch.Reserve(own.QueryBytes() + AbsorbedHeads::ResultBytes(a) + 2 * AbsorbedHeads::SumsBytes(a, heads));
+    scratch.Reserve(own.QueryBytes() + AbsorbedHeads::ResultBytes(a) + 2 * QuerySums::Bytes(heads, a.rank));
     own.Absorb(scratch);
     if (parts > 1) {
       for (int64_t span = own_spans.begin; span < own_spans.end; ++span) {
-        const HeadSums sums = kept_of(task % num_rows, span, first_head);
+        const QuerySums sums = kept_of(task % num_rows, span, first_head);
         sums.Clear(heads, a.rank);
         own.Walk(span, sums);
       }
       return;
     }
-    const HeadSums total = AbsorbedHeads::TakeSums(a, heads, scratch);
-    const HeadSums sums = AbsorbedHeads::TakeSums(a, heads, scratch);
-    total.Clear(heads, a.rank);
-    own.Walk(0, total);
-    for (int64_t span = 1; span < own_spans.end; ++span) {
-      sums.Clear(heads, a.rank);
-      own.Walk(span, sums);
-      Fold(sums, heads, a.rank, total);
-    }
-    own.Finish(total, scratch);
+    own.Finish(WalkSpans(own_spans.end, heads, a.rank, scratch, [&](int64_t span, const QuerySums& sums) { own.Walk(span, sums); }), scratch);
   });
   if (parts == 1) return;
 
   pool_.ParallelFor(parallel, groups * num_rows, [&](int64_t task, int worker) {
     const int64_t first_head = task / num_rows * group, heads = std::min(group, a.heads - first_head);
     const RowAt& row = rows[task % num_rows];
-    const HeadSums total = kept_of(task % num_rows, 0, first_head);
-    for (int64_t span = 1; span < NumSpans(row.position + 1); ++span) Fold(kept_of(task % num_rows, span, first_head), heads, a.rank, total);
+    const QuerySums total = kept_of(task % num_rows, 0, first_head);
+    for (int64_t span = 1; span < NumSpans(row.position + 1); ++span) FoldSpan(kept_of(task % num_rows, span, first_head), heads, a.rank, total);
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
     scratch.Reserve(AbsorbedHeads::ResultBytes(a));
     AbsorbedHeads(kernels_, a, row, first_head, heads).Finish(total, scratch);

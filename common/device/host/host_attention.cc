@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "common/base/ceil_div.h"
+#include "common/device/host/attention_spans.h"
 #include "common/device/host/host_ops.h"
 #include "common/device/host/kv_rows.h"
 #include "common/device/host/mla_heads.h"
@@ -16,7 +17,6 @@ namespace {
 // each thread some tasks, within these. The most bounds a task's queries and sums to 4096 * (key_dim + 2 * v_dim) BF16 numbers.
 constexpr int64_t kQueryBlockMin = 256;
 constexpr int64_t kQueryBlockMax = 4096;
-constexpr int64_t kTasksPerThread = 3;
 
 // Elements of a key and a query in the expanded form, made even.
 int64_t KeyDim(const MlaAttentionArgs& a) {
@@ -172,7 +172,7 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
     }
     for (int64_t i = 0; i < block.count; ++i) {
       float* of_row = sums + i * sums_dim;
-      Normalise(states[i], of_row, a.v_dim);
+      Normalise({&states[i], of_row}, 1, a.v_dim);
       StoreResult(a, of_row, sequence.first_row + block.begin + i, head);
     }
   });

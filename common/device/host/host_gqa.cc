@@ -14,7 +14,6 @@ namespace {
 
 // Queries of a task, all of one KV head: what a page's keys and values are widened for once, bounded by their sums' place in the second-level cache.
 constexpr int64_t kQueriesAtOnce = 192;
-constexpr int64_t kTasksPerThread = 3;
 
 void AddBias(const float* bias, float* x, int64_t n) {
   if (bias == nullptr) return;
@@ -80,21 +79,6 @@ struct Block {
   int64_t end_position() const { return first_position() + count; }
 };
 
-// Sums of queries [count * group]: states, and values [queries, head_dim].
-struct GroupSums {
-  SoftmaxState* states;
-  float* values;
-
-  void Clear(int64_t queries, int64_t dim) const {
-    std::fill_n(states, queries, SoftmaxState{});
-    std::fill_n(values, queries * dim, 0.0f);
-  }
-};
-
-void Fold(const GroupSums& span, int64_t queries, int64_t dim, const GroupSums& total) {
-  for (int64_t q = 0; q < queries; ++q) FoldSpan({span.states + q, span.values + q * dim}, dim, {total.states + q, total.values + q * dim});
-}
-
 // A block's queries of one KV head.
 class GroupedHeads {
  public:
@@ -108,11 +92,6 @@ class GroupedHeads {
         cached_(*args.kv, args.layer, args.kv_heads, args.head_dim, args.terms) {}
 
   int64_t queries() const { return queries_; }
-  static size_t SumsBytes(int64_t queries, int64_t dim) { return Scratch::Bytes<SoftmaxState>(queries) + Scratch::Bytes<float>(queries * dim); }
-  static GroupSums TakeSums(int64_t queries, int64_t dim, Scratch& scratch) {
-    SoftmaxState* states = scratch.Take<SoftmaxState>(queries);
-    return {states, scratch.Take<float>(queries * dim)};
-  }
   size_t QueryBytes() const {
     return 2 * Scratch::Bytes<float>(kPageTokens * a_.head_dim) + Scratch::Bytes<float>(queries_ * a_.head_dim) +
            Scratch::Bytes<float>(queries_ * kPageTokens);
@@ -130,7 +109,7 @@ class GroupedHeads {
   }
 
   // The positions of one span that the rows see, into sums that were cleared.
-  void Walk(int64_t span, const GroupSums& sums) const {
+  void Walk(int64_t span, const QuerySums& sums) const {
     const int64_t dim = a_.head_dim;
     const int64_t end_position = std::min((span + 1) * kSpanTokens, block_.end_position());
     for (int64_t page_begin = span * kSpanTokens; page_begin < end_position; page_begin += kPageTokens) {
@@ -167,13 +146,9 @@ class GroupedHeads {
   }
 
   // Normalises and writes the result.
-  void Finish(const GroupSums& sums) const {
+  void Finish(const QuerySums& sums) const {
     const int64_t dim = a_.head_dim;
-    for (int64_t q = 0; q < queries_; ++q) {
-      float* sum = sums.values + q * dim;
-      const float factor = 1.0f / sums.states[q].sum;
-      for (int64_t c = 0; c < dim; ++c) sum[c] *= factor;
-    }
+    Normalise(sums, queries_, dim);
     // Heads of a group lie beside each other in the result, a row's terms `heads * dim` apart.
     for (int64_t i = 0; i < block_.count; ++i) {
       const float* from = sums.values + i * group_ * dim;
@@ -226,11 +201,11 @@ void HostOps::GqaAttention(Stream& stream, const GqaAttentionArgs& a) {
   // With several parts each span's sums are kept: of [tasks, spans, queries].
   const int64_t spans = parts > 1 ? NumSpans(most_positions) : 0;
   const int64_t kept_queries = tasks * spans * block_rows * group;
-  host.scratch.Reserve(GroupedHeads::SumsBytes(kept_queries, dim));
-  const GroupSums kept = GroupedHeads::TakeSums(kept_queries, dim, host.scratch);
+  host.scratch.Reserve(QuerySums::Bytes(kept_queries, dim));
+  const QuerySums kept = QuerySums::Take(kept_queries, dim, host.scratch);
   const auto kept_of = [&](int64_t task, int64_t span) {
     const int64_t first = (task * spans + span) * block_rows * group;
-    return GroupSums{kept.states + first, kept.values + first * dim};
+    return QuerySums{kept.states + first, kept.values + first * dim};
   };
   const bool parallel = Parallel(2 * work * a.heads * dim);
 
@@ -241,7 +216,7 @@ void HostOps::GqaAttention(Stream& stream, const GqaAttentionArgs& a) {
     const Spans own_spans = SpansOf(block.end_position(), task_part % parts, parts);
     if (own_spans.begin == own_spans.end) return;
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
-    scratch.Reserve(own.QueryBytes() + 2 * GroupedHeads::SumsBytes(own.queries(), dim));
+    scratch.Reserve(own.QueryBytes() + 2 * QuerySums::Bytes(own.queries(), dim));
     own.CopyQueries(scratch);
     if (parts > 1) {
       for (int64_t span = own_spans.begin; span < own_spans.end; ++span) {
@@ -250,23 +225,14 @@ void HostOps::GqaAttention(Stream& stream, const GqaAttentionArgs& a) {
       }
       return;
     }
-    const GroupSums total = GroupedHeads::TakeSums(own.queries(), dim, scratch);
-    const GroupSums sums = GroupedHeads::TakeSums(own.queries(), dim, scratch);
-    total.Clear(own.queries(), dim);
-    own.Walk(0, total);
-    for (int64_t span = 1; span < own_spans.end; ++span) {
-      sums.Clear(own.queries(), dim);
-      own.Walk(span, sums);
-      Fold(sums, own.queries(), dim, total);
-    }
-    own.Finish(total);
+    own.Finish(WalkSpans(own_spans.end, own.queries(), dim, scratch, [&](int64_t span, const QuerySums& sums) { own.Walk(span, sums); }));
   });
   if (parts == 1) return;
 
   pool_.ParallelFor(parallel, tasks, [&](int64_t task, int) {
     const Block& block = blocks[static_cast<size_t>(task / a.kv_heads)];
     const GroupedHeads own(kernels_, a, block, task % a.kv_heads);
-    for (int64_t span = 1; span < NumSpans(block.end_position()); ++span) Fold(kept_of(task, span), own.queries(), dim, kept_of(task, 0));
+    for (int64_t span = 1; span < NumSpans(block.end_position()); ++span) FoldSpan(kept_of(task, span), own.queries(), dim, kept_of(task, 0));
     own.Finish(kept_of(task, 0));
   });
 }

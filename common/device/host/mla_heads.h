@@ -7,11 +7,6 @@
 
 namespace hearth {
 
-inline void Normalise(const SoftmaxState& state, float* sums, int64_t n) {
-  const float scale = 1.0f / state.sum;
-  for (int64_t i = 0; i < n; ++i) sums[i] *= scale;
-}
-
 // One head's values of one row, into the terms of the result.
 inline void StoreResult(const MlaAttentionArgs& a, const float* values, int64_t row, int64_t head) {
   bf16* high = a.out + (row * a.terms * a.heads + head) * a.v_dim;
