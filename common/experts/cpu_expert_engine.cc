@@ -12,6 +12,7 @@
 #include "common/device/host/scratch.h"
 #include "common/device/host/task_board.h"
 #include "common/device/host/terms.h"
+#include "common/experts/expert_groups.h"
 #include "common/experts/expert_source.h"
 
 namespace hearth {
@@ -92,7 +93,7 @@ class CpuExpertEngine : public ExpertEngine {
 
   absl::Status RunTokens(const ExpertsArgs& args);
   void RunPart(const ExpertRowsArgs& rows, int64_t begin, int64_t count);
-  void GroupByExpert(const ExpertsArgs& args);
+  void ChooseExperts(const ExpertsArgs& args);
   absl::Status TakeWorkspace(const ExpertsArgs& args);
   uint64_t LayOut(const ExpertsArgs& args, void* base);
   void Compute(const ExpertsArgs& args);
@@ -122,23 +123,21 @@ class CpuExpertEngine : public ExpertEngine {
   const KernelTable& kernels_;
   std::vector<Scratch> worker_scratch_;
 
-  std::vector<Chosen> chosen_;         // ascending by id
-  std::vector<int64_t> expert_count_;  // by id; then the next free pair
-  std::vector<int32_t> pair_token_;    // [pairs]
-  std::vector<int32_t> pair_of_;       // [tokens, top_k]
+  ExpertGroups groups_;         // RunRows uses its rows alone
+  std::vector<Chosen> chosen_;  // ascending by id
   std::vector<Shard> shards_;
   std::unique_ptr<TaskBoard> sum_board_;
   std::atomic<int32_t> down_left_{0};  // over all shards; the task that takes it to zero releases the sums
   // Outputs are made and summed for some columns of hidden at a time: [slice_begin_, slice_begin_ + slice_count_), slice_ or less.
   int64_t slice_ = 0, slice_begin_ = 0, slice_count_ = 0;
   int64_t sum_tasks_ = 0;
-  bool adds_rows_ = false;  // RunRows: pair i is row pair_token_[i] of the sum, which is added to
+  bool adds_rows_ = false;  // RunRows: pair i is row groups_.rows[i] of the sum, which is added to
   Buffer workspace_;
   bf16* gathered_ = nullptr;  // [pairs, terms, hidden]
 };
 
 absl::Status CpuExpertEngine::RunTokens(const ExpertsArgs& args) {
-  GroupByExpert(args);
+  ChooseExperts(args);
   shards_.resize(static_cast<size_t>(args.num_shards));
   for (int64_t s = 0; s < args.num_shards; ++s) {
     Shard& shard = shards_[static_cast<size_t>(s)];
@@ -169,7 +168,7 @@ void CpuExpertEngine::RunPart(const ExpertRowsArgs& rows, int64_t begin, int64_t
                          .m = count,
                          .out = rows.sum};
   chosen_.assign(1, {.expert = 0, .first_pair = 0, .count = count});
-  pair_token_.assign(rows.rows + begin, rows.rows + begin + count);
+  groups_.rows.assign(rows.rows + begin, rows.rows + begin + count);
   shards_.resize(static_cast<size_t>(rows.num_shards));
   for (size_t s = 0; s < shards_.size(); ++s) {
     shards_[s].views.assign(1, rows.shards[s]);
@@ -201,24 +200,11 @@ int64_t CpuExpertEngine::SliceColumns(const ExpertsArgs& args) const {
 }
 
 // Tokens that share an expert become neighbours, in the order of the batch.
-void CpuExpertEngine::GroupByExpert(const ExpertsArgs& args) {
-  const int64_t pairs = args.m * args.top_k;
-  expert_count_.assign(static_cast<size_t>(args.num_experts), 0);
-  pair_token_.resize(static_cast<size_t>(pairs));
-  pair_of_.resize(static_cast<size_t>(pairs));
-  for (int64_t i = 0; i < pairs; ++i) ++expert_count_[static_cast<size_t>(args.ids[i])];
+void CpuExpertEngine::ChooseExperts(const ExpertsArgs& args) {
+  GroupByExpert(args.ids, args.m, args.top_k, args.num_experts, groups_);
   chosen_.clear();
-  int64_t next = 0;
   for (int64_t e = 0; e < args.num_experts; ++e) {
-    const int64_t count = expert_count_[static_cast<size_t>(e)];
-    if (count > 0) chosen_.push_back({.expert = e, .first_pair = next, .count = count});
-    expert_count_[static_cast<size_t>(e)] = next;
-    next += count;
-  }
-  for (int64_t i = 0; i < pairs; ++i) {
-    const int64_t pair = expert_count_[static_cast<size_t>(args.ids[i])]++;
-    pair_token_[static_cast<size_t>(pair)] = static_cast<int32_t>(i / args.top_k);
-    pair_of_[static_cast<size_t>(i)] = static_cast<int32_t>(pair);
+    if (groups_.count(e) > 0) chosen_.push_back({.expert = e, .first_pair = groups_.begin[static_cast<size_t>(e)], .count = groups_.count(e)});
   }
 }
 
@@ -252,8 +238,8 @@ void CpuExpertEngine::GatherInputs(const ExpertsArgs& args) {
   const int64_t width = args.terms * args.hidden;
   int64_t copied = 0;
   for (Chosen& chosen : chosen_) {
-    const int64_t first = pair_token_[static_cast<size_t>(chosen.first_pair)];
-    const int64_t last = pair_token_[static_cast<size_t>(chosen.first_pair + chosen.count - 1)];
+    const int64_t first = groups_.rows[static_cast<size_t>(chosen.first_pair)];
+    const int64_t last = groups_.rows[static_cast<size_t>(chosen.first_pair + chosen.count - 1)];
     const bool neighbours = last - first + 1 == chosen.count;
     chosen.x = neighbours ? args.x + first * width : gathered_ + chosen.first_pair * width;
     if (!neighbours) copied += chosen.count;
@@ -264,7 +250,7 @@ void CpuExpertEngine::GatherInputs(const ExpertsArgs& args) {
     bf16* to = gathered_ + chosen.first_pair * width;
     if (chosen.x != to) return;
     for (int64_t i = 0; i < chosen.count; ++i) {
-      const bf16* from = args.x + pair_token_[static_cast<size_t>(chosen.first_pair + i)] * width;
+      const bf16* from = args.x + groups_.rows[static_cast<size_t>(chosen.first_pair + i)] * width;
       std::memcpy(to + i * width, from, static_cast<size_t>(width) * sizeof(bf16));
     }
   });
@@ -382,7 +368,7 @@ void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {
   const int64_t token = task / steps;
   const int64_t begin = task % steps * kSumStep;  // in the slice
   const int64_t n = std::min(kSumStep, slice_count_ - begin);
-  const int64_t row = adds_rows_ ? pair_token_[static_cast<size_t>(token)] : token;
+  const int64_t row = adds_rows_ ? groups_.rows[static_cast<size_t>(token)] : token;
   float* out = args.out + row * args.hidden + slice_begin_ + begin;
 
   Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
@@ -404,7 +390,7 @@ void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {
     return quarters[quarter];
   };
   auto joined = [&](int64_t i) { return (quarters[0][i] + quarters[1][i]) + (quarters[2][i] + quarters[3][i]); };
-  auto pair = [&](int64_t j) { return pair_of_[static_cast<size_t>(token * args.top_k + j)]; };
+  auto pair = [&](int64_t j) { return groups_.pair_of[static_cast<size_t>(token * args.top_k + j)]; };
   const int32_t* ids = args.ids + token * args.top_k;
   const float* weights = args.weights + token * args.top_k;
 

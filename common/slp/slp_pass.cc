@@ -149,9 +149,11 @@ absl::Status SlpPass::ReadGate() {
   ops_.ToHost(*compute_, {.device = c_.memory.expert_ids.data(), .host = ids_.data(), .bytes = bytes});
   ops_.ToHost(*compute_, {.device = c_.memory.expert_weights.data(), .host = gate_weights_.data(), .bytes = bytes});
   RETURN_IF_ERROR(compute_->Synchronize());
-  GroupByExpert(ids_.data(), gate_weights_.data(), stats_.rows, config_.num_experts_per_tok, config_.n_routed_experts, groups_);
+  GroupByExpert(ids_.data(), stats_.rows, config_.num_experts_per_tok, config_.n_routed_experts, groups_);
+  pair_weights_.resize(gate_weights_.size());
+  for (size_t i = 0; i < gate_weights_.size(); ++i) pair_weights_[static_cast<size_t>(groups_.pair_of[i])] = gate_weights_[i];
   ops_.ToDevice(*compute_, {.host = groups_.rows.data(), .device = c_.memory.rows_by_expert.data(), .bytes = bytes, .stop = &board_.stop()});
-  ops_.ToDevice(*compute_, {.host = groups_.weights.data(), .device = c_.memory.weights_by_expert.data(), .bytes = bytes, .stop = &board_.stop()});
+  ops_.ToDevice(*compute_, {.host = pair_weights_.data(), .device = c_.memory.weights_by_expert.data(), .bytes = bytes, .stop = &board_.stop()});
   return absl::OkStatus();
 }
 

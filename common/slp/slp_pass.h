@@ -15,9 +15,9 @@
 
 #include "common/base/status.h"
 #include "common/device/device.h"
+#include "common/experts/expert_groups.h"
 #include "common/experts/expert_source.h"
 #include "common/model/decoder_pass.h"
-#include "common/slp/expert_groups.h"
 #include "common/slp/item_board.h"
 #include "common/slp/slp_engine.h"
 #include "common/slp/slp_memory.h"
@@ -104,6 +104,7 @@ class SlpPass {
   std::vector<int32_t> ids_;                          // the gate's choices of a layer, on the host
   std::vector<float> gate_weights_;
   ExpertGroups groups_;
+  std::vector<float> pair_weights_;    // by pair of groups_
   std::vector<float> carried_hidden_;  // at the last row of the chunk before
   std::vector<std::vector<float>> last_hidden_;
   SlpPassStats stats_;

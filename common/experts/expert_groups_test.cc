@@ -1,4 +1,4 @@
-#include "common/slp/expert_groups.h"
+#include "common/experts/expert_groups.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -8,14 +8,13 @@ namespace {
 
 using ::testing::ElementsAre;
 
-TEST(ExpertGroups, RowsAscendWithinAnExpertAndKeepTheirWeights) {
+TEST(ExpertGroups, RowsAscendWithinAnExpertAndPairsAreFoundAgain) {
   const int32_t ids[] = {0, 3, 1, 3, 0, 1};  // three rows, two choices each, of five experts
-  const float weights[] = {0.1f, 0.2f, 0.3f, 0.4f, 0.5f, 0.6f};
   ExpertGroups groups;
-  GroupByExpert(ids, weights, 3, 2, 5, groups);
+  GroupByExpert(ids, 3, 2, 5, groups);
   EXPECT_THAT(groups.begin, ElementsAre(0, 2, 4, 4, 6, 6));
   EXPECT_THAT(groups.rows, ElementsAre(0, 2, 1, 2, 0, 1));
-  EXPECT_THAT(groups.weights, ElementsAre(0.1f, 0.5f, 0.3f, 0.6f, 0.2f, 0.4f));
+  EXPECT_THAT(groups.pair_of, ElementsAre(0, 4, 2, 5, 1, 3));
   EXPECT_EQ(groups.count(3), 2);
   EXPECT_EQ(groups.count(4), 0);
 }
@@ -23,12 +22,11 @@ TEST(ExpertGroups, RowsAscendWithinAnExpertAndKeepTheirWeights) {
 TEST(ExpertGroups, TheNextLayersAreSmaller) {
   ExpertGroups groups;
   const int32_t many[] = {1, 1, 1};
-  const float weights[] = {1, 2, 3};
-  GroupByExpert(many, weights, 3, 1, 2, groups);
-  GroupByExpert(many, weights, 1, 1, 2, groups);
+  GroupByExpert(many, 3, 1, 2, groups);
+  GroupByExpert(many, 1, 1, 2, groups);
   EXPECT_THAT(groups.begin, ElementsAre(0, 0, 1));
   EXPECT_THAT(groups.rows, ElementsAre(0));
-  EXPECT_THAT(groups.weights, ElementsAre(1.0f));
+  EXPECT_THAT(groups.pair_of, ElementsAre(0));
 }
 
 }  // namespace
