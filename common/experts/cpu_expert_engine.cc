@@ -13,6 +13,7 @@
 #include "common/device/host/task_board.h"
 #include "common/device/host/terms.h"
 #include "common/experts/expert_groups.h"
+#include "common/experts/expert_quarters.h"
 #include "common/experts/expert_source.h"
 
 namespace hearth {
@@ -20,7 +21,6 @@ namespace {
 
 constexpr int64_t kRowsMax = 512;
 constexpr int64_t kSumStep = 1024;
-constexpr int64_t kQuarters = 4;
 
 // Rows of a task, so that `total_rows` over all experts make several tasks a thread.
 int64_t RowStep(int64_t total_rows, int64_t rows, int threads) {
@@ -372,8 +372,8 @@ void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {
   float* out = args.out + row * args.hidden + slice_begin_ + begin;
 
   Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
-  scratch.Reserve((kQuarters + 1) * Scratch::Bytes<float>(kSumStep));
-  float* quarters[kQuarters];
+  scratch.Reserve((kExpertQuarters + 1) * Scratch::Bytes<float>(kSumStep));
+  float* quarters[kExpertQuarters];
   for (float*& quarter : quarters) quarter = scratch.Take<float>(kSumStep);
   float* expert_sum = scratch.Take<float>(kSumStep);
 
@@ -386,7 +386,7 @@ void CpuExpertEngine::Sum(const ExpertsArgs& args, int64_t task, int worker) {
   };
   auto quarter_of = [&](int64_t id) {
     int64_t quarter = 0;
-    while (id >= (quarter + 1) * args.num_experts / kQuarters) ++quarter;
+    while (id >= ExpertQuarterBegin(quarter + 1, args.num_experts)) ++quarter;
     return quarters[quarter];
   };
   auto joined = [&](int64_t i) { return (quarters[0][i] + quarters[1][i]) + (quarters[2][i] + quarters[3][i]); };

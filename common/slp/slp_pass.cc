@@ -3,13 +3,9 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/experts/expert_quarters.h"
 
 namespace hearth {
-namespace {
-
-constexpr int64_t kQuarters = 4;
-
-}  // namespace
 
 SlpPass::SlpPass(const Context& context)
     : c_(context),
@@ -170,11 +166,11 @@ absl::Status SlpPass::RoutedExperts(const MoeWeights& weights, int64_t layer) {
     ops_.Add(*compute_,
              {.x = c_.memory.sums[static_cast<size_t>(from)].as<float>(), .y = c_.memory.sums[static_cast<size_t>(to)].as<float>(), .n = elements});
   };
-  constexpr int kSumOf[kQuarters] = {0, 1, 1, 2};
-  for (int64_t quarter = 0; quarter < kQuarters; ++quarter) {
+  constexpr int kSumOf[kExpertQuarters] = {0, 1, 1, 2};
+  for (int64_t quarter = 0; quarter < kExpertQuarters; ++quarter) {
     float* sum = c_.memory.sums[static_cast<size_t>(kSumOf[quarter])].as<float>();
     ops_.Clear(*compute_, {.x = sum, .n = elements});
-    for (int64_t expert = quarter * experts / kQuarters; expert < (quarter + 1) * experts / kQuarters; ++expert) {
+    for (int64_t expert = ExpertQuarterBegin(quarter, experts); expert < ExpertQuarterBegin(quarter + 1, experts); ++expert) {
       if (groups_.count(expert) == 0) continue;
       if (c_.hooks.wanted && !c_.hooks.wanted()) return absl::CancelledError(absl::StrCat("the pass was ended in layer ", layer));
       const int64_t item = c_.plan.expert(layer, expert);
