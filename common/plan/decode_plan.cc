@@ -42,9 +42,8 @@ absl::StatusOr<DecodePoint> DecodePlan::Run(int64_t batch, int64_t context, Step
   for (int step = 0; step < kSteps; ++step) {
     for (const absl::Status& status : runner->Run(*stream_, *kv_, rows, logits_.data(), nullptr)) RETURN_IF_ERROR(status);
   }
-  DecodePoint point{.batch = batch, .context = context, .order = order, .busy = world_->uses()};
+  DecodePoint point{.batch = batch, .context = context, .order = order, .busy = world_->UsesSince(before, kSteps)};
   point.step_ms = static_cast<double>(world_->now_ns() - begin_ns) * 1e-6 / kSteps;
-  for (size_t i = 0; i < point.busy.size(); ++i) point.busy[i].busy_seconds = (point.busy[i].busy_seconds - before[i].busy_seconds) / kSteps;
   return point;
 }
 

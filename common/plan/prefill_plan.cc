@@ -48,8 +48,7 @@ absl::StatusOr<PrefillPoint> PrefillPlan::Run(int64_t prompt) {
   point.passes = (prompt + at_once - 1) / at_once;
   for (int64_t first = 0; first < prompt; first += at_once) RETURN_IF_ERROR(RunRows(first, std::min(at_once, prompt - first), point));
   point.seconds = static_cast<double>(world_->now_ns() - begin_ns) * 1e-9;
-  point.busy = world_->uses();
-  for (size_t i = 0; i < point.busy.size(); ++i) point.busy[i].busy_seconds -= before[i].busy_seconds;
+  point.busy = world_->UsesSince(before);
   return point;
 }
 

@@ -150,6 +150,12 @@ SimShared::SimShared(const HardwareProfile& profile, const SimOptions& with)
       cores(engine.AddResource("cores")),
       expert_track(engine.AddTrack("cpu", "experts")) {}
 
+std::vector<ResourceUse> SimWorld::UsesSince(const std::vector<ResourceUse>& before, int parts) const {
+  std::vector<ResourceUse> since = uses();
+  for (size_t i = 0; i < since.size(); ++i) since[i].busy_seconds = (since[i].busy_seconds - before[i].busy_seconds) / parts;
+  return since;
+}
+
 std::unique_ptr<Device> MakeSimDevice(std::shared_ptr<SimShared> world, int64_t gpu) { return std::make_unique<SimDevice>(std::move(world), gpu); }
 
 std::unique_ptr<SimWorld> SimWorld::Make(const HardwareProfile& hardware, const SimOptions& options) {

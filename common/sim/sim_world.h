@@ -45,6 +45,8 @@ class SimWorld {
   virtual Device& cpu() = 0;
   virtual int64_t now_ns() const = 0;
   virtual std::vector<ResourceUse> uses() const = 0;
+  // What was used since `before`, an earlier uses() of this world, divided by `parts`.
+  std::vector<ResourceUse> UsesSince(const std::vector<ResourceUse>& before, int parts = 1) const;
   virtual const Timeline& timeline() const = 0;
 };
 

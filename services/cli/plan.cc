@@ -1,11 +1,7 @@
 // `hearth plan`: what a model will need and how fast it will be on a machine that need not be there.
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
 #include <filesystem>
-#include <fstream>
 #include <iostream>
-#include <sstream>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_join.h"
@@ -13,6 +9,7 @@
 #include "services/cli/command.h"
 #include "services/cli/plan_report.h"
 #include "services/cli/shipped.h"
+#include "services/cli/text_file.h"
 
 namespace hearth {
 namespace {
@@ -40,14 +37,6 @@ std::string Names(std::span<const ShippedFile> files) {
   return absl::StrJoin(names, ", ");
 }
 
-absl::StatusOr<std::string> ReadText(const std::string& path) {
-  std::ifstream in(path);
-  if (!in || std::filesystem::is_directory(path)) return absl::InvalidArgumentError(absl::StrCat(path, ": cannot be read: ", strerror(errno)));
-  std::stringstream text;
-  text << in.rdbuf();
-  return text.str();
-}
-
 // A shipped name, a config.json, or a model as node.toml names one.
 absl::StatusOr<ModelTexts> FindModel(const std::string& name) {
   for (const ShippedFile& file : ShippedModels()) {
@@ -57,7 +46,7 @@ absl::StatusOr<ModelTexts> FindModel(const std::string& name) {
     return absl::InvalidArgumentError(absl::StrCat("--model ", name, ": no such file, and none of ", Names(ShippedModels())));
   }
   if (!name.ends_with(".json")) return ReadModelTexts(name);
-  ASSIGN_OR_RETURN(std::string text, ReadText(name));
+  ASSIGN_OR_RETURN(std::string text, ReadTextFile(name));
   return ModelTexts{std::move(text), ""};
 }
 
@@ -69,15 +58,8 @@ absl::StatusOr<HardwareProfile> FindHardware(const std::string& name) {
     return absl::InvalidArgumentError(
         absl::StrCat("--hardware ", name, ": no such file, and none of ", Names(ShippedHardware()), "; `hearth probe` writes this machine's"));
   }
-  ASSIGN_OR_RETURN(const std::string text, ReadText(name));
+  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(name));
   return ParseHardwareProfile(text, name);
-}
-
-absl::Status WriteText(const std::string& path, const std::string& text) {
-  std::ofstream out(path, std::ios::binary);
-  out << text;
-  out.close();
-  return out ? absl::OkStatus() : absl::UnavailableError(absl::StrCat(path, ": cannot be written: ", strerror(errno)));
 }
 
 // When the layer's attention begins; the run's end where it has no such layer.
@@ -112,12 +94,12 @@ absl::Status WritePictures(const PlanFlags& flags, const PlanReport& report) {
   const std::shared_ptr<SimWorld> world = SimWorld::Make(report.profile, sim);
   ASSIGN_OR_RETURN(const std::string what, RunForPicture(flags, report, world));
   const Timeline& timeline = world->timeline();
-  if (!flags.timeline_path.empty()) RETURN_IF_ERROR(WriteText(flags.timeline_path, timeline.ToPerfettoJson()));
+  if (!flags.timeline_path.empty()) RETURN_IF_ERROR(WriteTextFile(flags.timeline_path, timeline.ToPerfettoJson()));
   if (flags.svg_path.empty()) return absl::OkStatus();
   constexpr int64_t kLayersShown = 3;
   const int64_t first = report.planned.config.first_k_dense_replace;
   const std::string title = absl::StrCat(report.model, " on ", report.hardware, ": layers ", first, " to ", first + kLayersShown - 1, " of ", what);
-  return WriteText(flags.svg_path, timeline.ToSvg(title, LayerBegin(timeline, first), LayerBegin(timeline, first + kLayersShown)));
+  return WriteTextFile(flags.svg_path, timeline.ToSvg(title, LayerBegin(timeline, first), LayerBegin(timeline, first + kLayersShown)));
 }
 
 absl::Status PlanDecode(const PlanFlags& flags, int64_t longest, PlanReport& report) {

@@ -1,7 +1,4 @@
 // `hearth probe`: measures this machine and writes its hardware profile, for `hearth plan`.
-#include <cerrno>
-#include <cstring>
-#include <fstream>
 #include <iostream>
 
 #include "absl/strings/str_format.h"
@@ -9,6 +6,7 @@
 #include "common/roofline/probe.h"
 #include "services/cli/command.h"
 #include "services/cli/table.h"
+#include "services/cli/text_file.h"
 
 namespace hearth {
 namespace {
@@ -30,10 +28,8 @@ int Probe(int threads, const std::string& out_path) {
     std::cout << text;
     return kExitOk;
   }
-  std::ofstream out(out_path, std::ios::binary);
-  out << text;
-  out.close();
-  return out ? kExitOk : Fail("probe", absl::UnavailableError(absl::StrCat(out_path, ": cannot be written: ", strerror(errno))));
+  const absl::Status written = WriteTextFile(out_path, text);
+  return written.ok() ? kExitOk : Fail("probe", written);
 }
 
 }  // namespace
