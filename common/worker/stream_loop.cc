@@ -260,11 +260,7 @@ void StreamLoop::PrefillChunk(LiveStream& stream, int64_t max_tokens) {
   if (prefill_workspace_ == nullptr) {
     // One row more than a chunk: the position before it.
     auto made = model_.MakeWorkspace(std::max(options_.idle_chunk_tokens, options_.busy_chunk_tokens) + 1, 0);
-    if (!made.ok()) {
-      stream.sink->OnError(made.status());
-      stream.cancelled.store(true);
-      return;
-    }
+    if (!made.ok()) return Fail(stream, made.status());
     prefill_workspace_ = std::move(made).value();
   }
   const int64_t start = stream.valid;
@@ -285,13 +281,14 @@ void StreamLoop::PrefillChunk(LiveStream& stream, int64_t max_tokens) {
   absl::Status status = model_.Forward(*stream_, *prefill_workspace_, kv_, batch, nullptr, &hooks);
   if (absl::IsCancelled(status)) return;
   if (status.ok() && model_.has_mtp()) status = model_.ReadHidden(*stream_, *prefill_workspace_, end - from - 1, HiddenAt(end - 1, stream));
-  if (!status.ok()) {
-    stream.sink->OnError(status);
-    stream.cancelled.store(true);
-    return;
-  }
+  if (!status.ok()) return Fail(stream, status);
   stats_.AddPrefill(end - start);
   Publish(stream, end);
+}
+
+void StreamLoop::Fail(LiveStream& stream, const absl::Status& status) {
+  stream.sink->OnError(status);
+  stream.cancelled.store(true);
 }
 
 void StreamLoop::Publish(LiveStream& stream, int64_t until) {

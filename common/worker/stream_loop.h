@@ -104,6 +104,8 @@ class StreamLoop {
   bool pool_short() const;
   // KV from `position` on does not belong to this stream: forget it.
   void TruncateKv(LiveStream& stream, int64_t position);
+  // The stream is told, and leaves with its pages in the next round.
+  void Fail(LiveStream& stream, const absl::Status& status);
   // The stream leaves the loop; its rows are freed. Events have been sent.
   void Remove(const std::shared_ptr<LiveStream>& stream, bool free_pages);
   // The stream leaves the loop with its pages kept for the next worker.

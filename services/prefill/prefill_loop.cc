@@ -79,8 +79,7 @@ void PrefillLoop::StreamWeights(const std::vector<Part>& parts) {
   for (size_t i = 0; i < parts.size(); ++i) {
     LiveStream& stream = *parts[i].stream;
     if (!status.ok()) {
-      stream.sink->OnError(status);
-      stream.cancelled.store(true);
+      Fail(stream, status);
       continue;
     }
     if (model_.has_mtp()) std::ranges::copy(slp_->LastHidden(static_cast<int64_t>(i)), HiddenAt(parts[i].end - 1, stream));
