@@ -13,6 +13,7 @@
 #include "common/device/op_cost.h"
 #include "common/device/ops.h"
 #include "common/experts/cpu_expert_engine.h"
+#include "common/formats/model_config.h"
 #include "tests/bench/limits.h"
 
 namespace hearth {
@@ -39,11 +40,15 @@ constexpr Shape kShapes[] = {
     {.name = "Mixtral 8x7B, GQA 32 / 8", .heads = 32, .kv_heads = 8, .dim = 128},
 };
 
-// Elements, or bytes for FP8, of a token's row in the cache (docs/kv-pool.md).
-int64_t RowElements(const Shape& shape, DType dtype, int64_t terms) {
-  const bool f8 = dtype == DType::kF8E4M3;
-  if (shape.kv_heads == 0) return f8 ? shape.rank + 2 * shape.rope + 4 : terms * (shape.rank + shape.rope);
-  return 2 * shape.kv_heads * (f8 ? shape.dim + 4 : terms * shape.dim);
+// What ModelConfig::KvRow looks at.
+ModelConfig ConfigOf(const Shape& shape) {
+  ModelConfig config;
+  config.attention = shape.kv_heads == 0 ? AttentionKind::kMla : AttentionKind::kGqa;
+  config.num_key_value_heads = shape.kv_heads;
+  config.v_head_dim = shape.dim;
+  config.kv_lora_rank = shape.rank;
+  config.qk_rope_head_dim = shape.rope;
+  return config;
 }
 
 class AttentionOfBatch {
@@ -53,7 +58,7 @@ class AttentionOfBatch {
     const int64_t terms = device.caps().activation_terms;
     const int64_t pages = (context + kPageTokens - 1) / kPageTokens;
     kv_ = KvPool::InMemory({.layers = 1,
-                            .row_elements = static_cast<uint32_t>(RowElements(shape, device.caps().kv_dtype, terms)),
+                            .row_elements = static_cast<uint32_t>(ConfigOf(shape).KvRow(device.caps().kv_dtype, terms)),
                             .dtype = device.caps().kv_dtype,
                             .num_pages = static_cast<uint64_t>(pages * batch)});
     for (int64_t page = 0; page < pages * batch; ++page) {
