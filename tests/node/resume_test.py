@@ -144,25 +144,50 @@ def test_busy_decode_worker_is_asked_to_stop():
             assert text == whole, attempt
 
 
-def test_prefill_worker_killed_in_mid_pass():
+# A prompt and its answer, by which passes that were disturbed are judged.
+PASS_OPTIONS = {"max_tokens": 20, "logprobs": 2, "return_token_ids": True}
+
+
+def long_prompt():
     from basics_test import GOLDEN
-    prompt = next(p for p in GOLDEN["prompts"] if p["n_tokens"] >= 300)["ids"]
-    with Node(config="router.chunked_prefill_max_tokens = 0\nprefill.chunk_tokens = 16") as node:
-        whole = node.completion(prompt, max_tokens=20, logprobs=2, return_token_ids=True)["choices"]
+    return next(p for p in GOLDEN["prompts"] if p["n_tokens"] >= 300)["ids"]
+
+
+def undisturbed(prompt, config):
+    with Node(config=config) as node:
+        return node.completion(prompt, **PASS_OPTIONS)["choices"]
+
+
+@contextlib.contextmanager
+def node_with_a_trap(config, trapped, point):
+    """A ready node, one of whose processes kills itself at the publish point."""
+    with Node(config=config, start=False) as node:
+        for kind in ("weightstore", "prefill.0", "decode.0", "router"):
+            node.start(kind, {"HEARTH_PUBLISH_POINT": point + ":kill"} if kind == trapped else None)
+        node.wait_ready()
+        node.wait_worker("prefill.0")
+        yield node
+
+
+def answer_across_its_death(node, trapped, prompt, when_dead=lambda: None):
+    """The answer to a prompt during which `trapped` dies and is started again."""
+    results = []
+    thread = threading.Thread(target=lambda: results.append(node.completion(prompt, **PASS_OPTIONS)["choices"]))
+    thread.start()
+    wait_for(f"{trapped}'s death", lambda: node.processes[trapped].poll() is not None)
+    when_dead()
+    node.start(trapped)
+    thread.join()
+    assert len(results) == 1, "no answer"
+    return results[0]
+
+
+def test_prefill_worker_killed_in_mid_pass():
+    prompt, config = long_prompt(), "router.chunked_prefill_max_tokens = 0\nprefill.chunk_tokens = 16"
+    whole = undisturbed(prompt, config)
     for nth in (1, 7, 20):
-        with Node(config="router.chunked_prefill_max_tokens = 0\nprefill.chunk_tokens = 16", start=False) as node:
-            for kind in ("weightstore", "decode.0", "router"):
-                node.start(kind)
-            node.start("prefill.0", {"HEARTH_PUBLISH_POINT": f"kv.token_ids:{nth}:kill"})
-            node.wait_ready()
-            node.wait_worker("prefill.0")
-            results = []
-            thread = threading.Thread(target=lambda: results.append(node.completion(prompt, max_tokens=20, logprobs=2, return_token_ids=True)["choices"]))
-            thread.start()
-            wait_for("the prefill worker's death", lambda: node.processes["prefill.0"].poll() is not None)
-            node.start("prefill.0")
-            thread.join()
-            assert results == [whole], nth
+        with node_with_a_trap(config, "prefill.0", f"kv.token_ids:{nth}") as node:
+            assert answer_across_its_death(node, "prefill.0", prompt) == whole, nth
             wait_for("idle node", node.idle, 10)
 
 
@@ -172,26 +197,12 @@ SLP = 'router.chunked_prefill_max_tokens = 0\nprefill.path = "slp"\nprefill.chun
 def test_streaming_prefill_worker_killed_in_mid_pass():
     """Weights streamed through a device that holds a part of a layer, the worker killed in the first, a middle and the last layer of the pass: what the
     chunked path answers."""
-    from basics_test import GOLDEN
-    prompt = next(p for p in GOLDEN["prompts"] if p["n_tokens"] >= 300)["ids"]
-    options = {"max_tokens": 20, "logprobs": 2, "return_token_ids": True}
-    with Node(config="router.chunked_prefill_max_tokens = 0") as node:
-        whole = node.completion(prompt, **options)["choices"]
+    prompt = long_prompt()
+    whole = undisturbed(prompt, "router.chunked_prefill_max_tokens = 0")
     pages = -(-(len(prompt) - 1) // 64)
     for layer in (0, 3, 6):
-        with Node(config=SLP, start=False) as node:
-            for kind in ("weightstore", "decode.0", "router"):
-                node.start(kind)
-            node.start("prefill.0", {"HEARTH_PUBLISH_POINT": f"kv.progress:{layer * pages + 1}:kill"})
-            node.wait_ready()
-            node.wait_worker("prefill.0")
-            results = []
-            thread = threading.Thread(target=lambda: results.append(node.completion(prompt, **options)["choices"]))
-            thread.start()
-            wait_for("the prefill worker's death", lambda: node.processes["prefill.0"].poll() is not None)
-            node.start("prefill.0")
-            thread.join()
-            assert results == [whole], layer
+        with node_with_a_trap(SLP, "prefill.0", f"kv.progress:{layer * pages + 1}") as node:
+            assert answer_across_its_death(node, "prefill.0", prompt) == whole, layer
             assert "weights are streamed" in node.log("prefill.0"), node.log("prefill.0")
             wait_for("idle node", node.idle, 10)
 
@@ -206,33 +217,19 @@ def ring_files(node):
 def test_rings_go_with_their_worker_and_come_back_with_the_store():
     """Experts through the store's rings: the answers of the image. The worker killed in mid-pass, at each of its stores into a ring: the store gives the rings
     back without a restart. The store killed in mid-pass, at each of its: the worker goes on, and the next store fills the same rings."""
-    from basics_test import GOLDEN
-    prompt = next(p for p in GOLDEN["prompts"] if p["n_tokens"] >= 300)["ids"]
-    options = {"max_tokens": 20, "logprobs": 2, "return_token_ids": True}
-    with Node(config="router.chunked_prefill_max_tokens = 0\nweightstore.numa_shards = 2") as node:
-        whole = node.completion(prompt, **options)["choices"]
-
-    def ask(node, results):
-        results.append(node.completion(prompt, **options)["choices"])
-
+    prompt = long_prompt()
+    whole = undisturbed(prompt, "router.chunked_prefill_max_tokens = 0\nweightstore.numa_shards = 2")
     for trapped, points in (("prefill.0", ("ring.request:40", "ring.posted:101", "ring.posted_bell:9", "ring.unwanted:30")),
                             ("weightstore", ("ring.record:60", "ring.outcome:13", "ring.filled:88", "ring.filled_bell:31"))):
         for point in points:
-            with Node(config=RINGS, start=False) as node:
-                for kind in ("weightstore", "prefill.0", "decode.0", "router"):
-                    node.start(kind, {"HEARTH_PUBLISH_POINT": point + ":kill"} if kind == trapped else None)
-                node.wait_ready()
-                node.wait_worker("prefill.0")
-                store, before, results = node.pid("weightstore"), ring_files(node), []
+            with node_with_a_trap(RINGS, trapped, point) as node:
+                store, before = node.pid("weightstore"), ring_files(node)
                 assert len(before) == 2, before
-                thread = threading.Thread(target=ask, args=(node, results))
-                thread.start()
-                wait_for(f"{trapped}'s death", lambda: node.processes[trapped].poll() is not None)
-                if trapped == "prefill.0":
-                    wait_for("rings reclaimed", lambda: not ring_files(node), 5)
-                node.start(trapped)
-                thread.join()
-                assert results == [whole], point
+
+                def reclaimed():
+                    if trapped == "prefill.0":
+                        wait_for("rings reclaimed", lambda: not ring_files(node), 5)
+                assert answer_across_its_death(node, trapped, prompt, reclaimed) == whole, point
                 wait_for("idle node", node.idle, 10)
                 assert (node.pid("weightstore") == store) == (trapped == "prefill.0")
                 rings = node.status()["weightstore"]["rings"]
@@ -240,7 +237,7 @@ def test_rings_go_with_their_worker_and_come_back_with_the_store():
                 assert (ring_files(node) == before) == (trapped == "weightstore"), point
                 # Whoever was killed: the next prompt comes through the rings.
                 filled = [int(r.get("records", 0)) for r in rings]
-                node.completion(prompt[7:], **options)
+                node.completion(prompt[7:], **PASS_OPTIONS)
                 rings = node.status()["weightstore"]["rings"]
                 assert all(int(r["records"]) > f + 20 for r, f in zip(rings, filled)), (point, filled, rings)
                 assert node.terminate("prefill.0", timeout=6) == 0
