@@ -1,6 +1,8 @@
 #include "common/base/process.h"
 
+#include <poll.h>
 #include <signal.h>
+#include <sys/syscall.h>
 #include <systemd/sd-daemon.h>
 #include <unistd.h>
 
@@ -56,6 +58,24 @@ ProcessId SelfProcess() {
 bool IsAlive(const ProcessId& id) {
   const absl::StatusOr<ProcessId> now = ProcessOf(id.pid);
   return now.ok() && now->start_ticks == id.start_ticks;
+}
+
+ProcessWatch::ProcessWatch(const ProcessId& id) : id_(id), pidfd_(static_cast<int>(syscall(SYS_pidfd_open, id.pid, 0))) {
+  // Opened after it exited and its number went to another: that is no watch of it.
+  if (pidfd_ >= 0 && !IsAlive(id_)) {
+    close(pidfd_);
+    pidfd_ = -1;
+  }
+}
+
+ProcessWatch::~ProcessWatch() {
+  if (pidfd_ >= 0) close(pidfd_);
+}
+
+bool ProcessWatch::Exited() const {
+  if (pidfd_ < 0) return !IsAlive(id_);
+  pollfd ready{.fd = pidfd_, .events = POLLIN, .revents = 0};
+  return poll(&ready, 1, 0) > 0;
 }
 
 void HoldStopSignals() {

@@ -32,6 +32,20 @@ ProcessId SelfProcess();
 absl::StatusOr<ProcessId> ProcessOf(pid_t pid);  // NotFound when there is none
 bool IsAlive(const ProcessId& id);               // false for zombies and for a pid that now names another process
 
+// Whether a process has exited: by a pidfd, which costs a system call to ask, or by /proc where the kernel gives none (a container's filter).
+class ProcessWatch {
+ public:
+  explicit ProcessWatch(const ProcessId& id);
+  ProcessWatch(const ProcessWatch&) = delete;
+  ProcessWatch& operator=(const ProcessWatch&) = delete;
+  ~ProcessWatch();
+  bool Exited() const;
+
+ private:
+  const ProcessId id_;
+  int pidfd_ = -1;  // -1: none
+};
+
 // From here on a SIGTERM or SIGINT waits for InstallStopSignals instead of ending the process. The first statement of main: a stop that
 // comes while the process starts is then a stop like any other, with its exit code.
 void HoldStopSignals();
