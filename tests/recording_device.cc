@@ -155,6 +155,7 @@ class RecordingOps : public Ops {
   void SiluMul(Stream& s, const SiluMulArgs& a) override { Add(s, "silu_mul", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a)); }
   void Add(Stream& s, const AddArgs& a) override { Add(s, "add", absl::StrCat("n=", a.n), CostOf(a)); }
   void AddGated(Stream& s, const AddGatedArgs& a) override { Add(s, "add_gated", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a)); }
+  void AddRows(Stream& s, const AddRowsArgs& a) override { Add(s, "add_rows", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a)); }
   void GatherRows(Stream& s, const GatherRowsArgs& a) override { Add(s, "gather_rows", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a)); }
   void MlaWriteKv(Stream& s, const MlaWriteKvArgs& a) override {
     Add(s, "mla_write_kv", absl::StrCat("layer=", a.layer, " ", Rows(a.sequences, a.num_sequences)), CostOf(a));

@@ -6,6 +6,7 @@
 #include <filesystem>
 #include <set>
 
+#include "absl/strings/str_replace.h"
 #include "common/formats/synth.h"
 
 namespace hearth {
@@ -33,6 +34,13 @@ constexpr char kGqaConfig[] = R"({
   "quantization_config": {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}
 })";
 
+// The first with sixteen experts of which a row takes eight.
+std::string TopEightConfig() {
+  return absl::StrReplaceAll(kSynthConfig, {{"\"n_routed_experts\": 8", "\"n_routed_experts\": 16"},
+                                            {"\"num_experts_per_tok\": 3", "\"num_experts_per_tok\": 8"},
+                                            {"\"n_group\": 2", "\"n_group\": 1"}});
+}
+
 // Checkpoints of this process; they go with it, since another test may run beside this one.
 class Checkpoints {
  public:
@@ -46,7 +54,7 @@ class Checkpoints {
     if (!made_.insert(name).second) return dir;
     SynthOptions options;
     options.out_dir = dir;
-    const absl::Status status = WriteSynthCheckpoint(name == "gqa" ? kGqaConfig : kSynthConfig, options);
+    const absl::Status status = WriteSynthCheckpoint(name == "gqa" ? kGqaConfig : name == "top8" ? TopEightConfig() : kSynthConfig, options);
     EXPECT_TRUE(status.ok()) << status;
     return dir;
   }

@@ -7,7 +7,7 @@
 
 namespace hearth {
 
-// "synth": latent attention; "gqa": grouped-query attention. The checkpoint's folder, made once a process.
+// "synth": latent attention; "gqa": grouped-query attention; "top8": latent, eight choices a row of sixteen experts. The checkpoint's folder, made once a process.
 std::string SyntheticModelDir(const std::string& name);
 
 }  // namespace hearth

@@ -118,6 +118,10 @@ OpCost CostOf(const AddGatedArgs& a) {
   return {.flops = 2 * n, .weight_bytes = 0, .activation_bytes = 3 * kF32 * n + kF32 * a.m, .kv_bytes = 0};
 }
 
+OpCost CostOf(const AddRowsArgs& a) {
+  return {.flops = 2.0 * a.m * a.n, .weight_bytes = 0, .activation_bytes = a.m * (3 * kF32 * a.n + 8), .kv_bytes = 0};
+}
+
 OpCost CostOf(const GatherRowsArgs& a) { return {.flops = 0, .weight_bytes = 0, .activation_bytes = 2 * kF32 * a.m * a.n, .kv_bytes = 0}; }
 
 OpCost CostOf(const MlaWriteKvArgs& a) {

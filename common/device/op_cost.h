@@ -36,6 +36,7 @@ OpCost CostOf(const ToBf16Args& a);
 OpCost CostOf(const SiluMulArgs& a);
 OpCost CostOf(const AddArgs& a);
 OpCost CostOf(const AddGatedArgs& a);
+OpCost CostOf(const AddRowsArgs& a);
 OpCost CostOf(const GatherRowsArgs& a);
 OpCost CostOf(const MlaWriteKvArgs& a);
 OpCost CostOf(const MlaRopeQueryArgs& a);

@@ -108,6 +108,8 @@ TEST(OpCost, AnExpertsRowsReadItsRecordOnce) {
   EXPECT_EQ(CostOf(ExpertRowsArgs{.hidden = 7168, .intermediate = 2048}).bytes(), 0) << "nobody chose it";
   EXPECT_EQ(CostOf(ToDeviceArgs{.bytes = 44'000'000}).weight_bytes, 44e6);
   EXPECT_EQ(CostOf(ClearArgs{.n = 7168}).bytes(), 7168 * 4);
+  EXPECT_EQ(CostOf(AddRowsArgs{.m = 1000, .n = 7168}).activation_bytes, 1000.0 * (7168 * 12 + 8))
+      << "a row, its sum read and written, where and how much";
 }
 
 TEST(OpCost, ExpertsOfDeepSeekR1AtBatchOne) {

@@ -88,6 +88,16 @@ struct AddGatedArgs {
   float* y = nullptr;  // [M, n]
 };
 
+// sum[rows[i]] += weights[i] * x[i], in the order of i: outputs of experts that came back each for itself, to where the ExpertRows op would have added them,
+// with the same arithmetic.
+struct AddRowsArgs {
+  const float* x = nullptr;        // [m, n]
+  const int32_t* rows = nullptr;   // [m]
+  const float* weights = nullptr;  // [m]
+  int64_t m = 0, n = 0;
+  float* sum = nullptr;  // [*, n]
+};
+
 struct GatherRowsArgs {
   const float* x = nullptr;       // [*, n]
   const int32_t* rows = nullptr;  // [M]
@@ -292,6 +302,7 @@ class Ops {
   virtual void SiluMul(Stream&, const SiluMulArgs&) = 0;
   virtual void Add(Stream&, const AddArgs&) = 0;
   virtual void AddGated(Stream&, const AddGatedArgs&) = 0;
+  virtual void AddRows(Stream&, const AddRowsArgs&) = 0;
   virtual void GatherRows(Stream&, const GatherRowsArgs&) = 0;
   virtual void MlaWriteKv(Stream&, const MlaWriteKvArgs&) = 0;
   virtual void MlaRopeQuery(Stream&, const MlaRopeQueryArgs&) = 0;

@@ -33,7 +33,8 @@ void DecoderPass::Embed() {
 // One decoder layer (DeepSeek-V3, figure 2).
 void DecoderPass::Layer(int64_t layer) {
   const LayerWeights& weights = c_.weights.layers[static_cast<size_t>(layer)];
-  AttentionBlock(weights.attention, layer);
+  CacheInput(weights.attention, layer);
+  AttendCached(weights.attention, layer);
   if (weights.mlp.has_value()) {
     DenseBlock(weights.post_attention_norm, *weights.mlp);
     return;
@@ -46,10 +47,20 @@ void DecoderPass::Layer(int64_t layer) {
   AddExperts(*weights.moe);
 }
 
-void DecoderPass::AttentionBlock(const AttentionWeights& weights, int64_t layer) {
+void DecoderPass::CacheInput(const AttentionWeights& weights, int64_t layer) {
   ForwardWorkspace& w = c_.workspace;
   Norm(w.residual.as<float>(), weights.input_norm, m_, c_.config.hidden_size, w.normed);
-  Attention(weights, layer);  // into w.projected
+  WriteKv(weights, layer, c_.batch.sequences);
+}
+
+void DecoderPass::AttendCached(const AttentionWeights& weights, int64_t layer) {
+  ForwardWorkspace& w = c_.workspace;
+  if (weights.mla.has_value()) {
+    LatentAttention(*weights.mla, layer);
+  } else {
+    GroupedAttention(*weights.gqa, layer);
+  }
+  Linear(weights.o, w.attended, m_, w.projected);
   AddTo(w.residual, w.projected);
 }
 
@@ -58,15 +69,6 @@ void DecoderPass::DenseBlock(const VectorF32& norm, const MlpWeights& weights) {
   Norm(w.residual.as<float>(), norm, m_, c_.config.hidden_size, w.normed);
   Mlp(weights);  // into w.projected
   AddTo(w.residual, w.projected);
-}
-
-void DecoderPass::Attention(const AttentionWeights& weights, int64_t layer) {
-  if (weights.mla.has_value()) {
-    LatentAttention(*weights.mla, layer);  // into w.attended
-  } else {
-    GroupedAttention(*weights.gqa, layer);
-  }
-  Linear(weights.o, c_.workspace.attended, m_, c_.workspace.projected);
 }
 
 // Multi-head latent attention (DeepSeek-V2 section 2.1): queries through their own low rank, keys and values through the cached latent.
@@ -92,7 +94,6 @@ void DecoderPass::LatentAttention(const MlaWeights& weights, int64_t layer) {
                                   .num_sequences = num_sequences,
                                   .terms = w.terms,
                                   .out = w.q_rotated.as<bf16>()});
-  WriteLatent(weights, layer, c_.batch.sequences);
   c_.ops.MlaAttention(c_.stream, {.form = c_.batch.form,
                                   .q = w.q_rotated.as<bf16>(),
                                   .kv_b = weights.kv_b,
@@ -130,7 +131,6 @@ void DecoderPass::GroupedAttention(const GqaWeights& weights, int64_t layer) {
                                     .head_dim = c.qk_head_dim(),
                                     .sequences = sequences,
                                     .num_sequences = num_sequences});
-  WriteKeysValues(weights, layer, c_.batch.sequences);
   c_.ops.GqaAttention(c_.stream, {.q = w.q.as<float>(),
                                   .heads = c.num_attention_heads,
                                   .kv_heads = c.num_key_value_heads,

@@ -41,8 +41,10 @@ class DecoderPass {
   // The pieces that both are made of, each over all rows of the batch and in the workspace, for who walks layers and rows in an order of its own
   // (common/slp). Nothing here waits for the stream.
   void Embed();
-  // residual += attention of the normed residual; leaves the layer's KV in the pages.
-  void AttentionBlock(const AttentionWeights& weights, int64_t layer);
+  // normed = the normed residual, the layer's input; its KV goes into the pages.
+  void CacheInput(const AttentionWeights& weights, int64_t layer);
+  // residual += attention of normed over the pages, whose KV of all positions up to the batch's own is there.
+  void AttendCached(const AttentionWeights& weights, int64_t layer);
   // residual += the dense network of the normed residual
   void DenseBlock(const VectorF32& norm, const MlpWeights& weights);
   // expert_ids, expert_weights, and the normed input of the experts
@@ -58,8 +60,7 @@ class DecoderPass {
 
  private:
   void Layer(int64_t layer);
-  // projected = attention of normed
-  void Attention(const AttentionWeights& w, int64_t layer);
+  // attended = attention of normed
   void LatentAttention(const MlaWeights& w, int64_t layer);
   void GroupedAttention(const GqaWeights& w, int64_t layer);
   // What a layer caches of each position, from normed.

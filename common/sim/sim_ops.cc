@@ -118,6 +118,7 @@ void SimOps::ToBf16(Stream& s, const ToBf16Args& a) { Put(s, "to_bf16", absl::St
 void SimOps::SiluMul(Stream& s, const SiluMulArgs& a) { Put(s, "silu_mul", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a), {a.gate, a.up, a.out}); }
 void SimOps::Add(Stream& s, const AddArgs& a) { Put(s, "add", absl::StrCat("n=", a.n), CostOf(a), {a.x, a.y}); }
 void SimOps::AddGated(Stream& s, const AddGatedArgs& a) { Put(s, "add_gated", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a), {a.x, a.gate, a.y}); }
+void SimOps::AddRows(Stream& s, const AddRowsArgs& a) { Put(s, "add_rows", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a), {a.x, a.sum}); }
 void SimOps::GatherRows(Stream& s, const GatherRowsArgs& a) { Put(s, "gather_rows", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a), {a.x, a.out}); }
 void SimOps::MlaWriteKv(Stream& s, const MlaWriteKvArgs& a) {
   Put(s, "write_kv", absl::StrCat("layer=", a.layer, " ", Rows(a.sequences, a.num_sequences)), CostOf(a), {a.kv_a});

@@ -59,6 +59,7 @@ class SimOps : public Ops {
   void SiluMul(Stream& s, const SiluMulArgs& a) override;
   void Add(Stream& s, const AddArgs& a) override;
   void AddGated(Stream& s, const AddGatedArgs& a) override;
+  void AddRows(Stream& s, const AddRowsArgs& a) override;
   void GatherRows(Stream& s, const GatherRowsArgs& a) override;
   void MlaWriteKv(Stream& s, const MlaWriteKvArgs& a) override;
   void MlaRopeQuery(Stream& s, const MlaRopeQueryArgs& a) override;

@@ -3,7 +3,9 @@
 // Room: common/slp. May touch: common/{model,experts,device,kernels,formats,shm,base}. Not: threads, clocks or waits but the device's.
 // Threads: Run by one thread at a time. A pass has two actors beside its caller (the model): a loader, which walks the plan of items, takes ring slots and
 // enqueues copies, and an unloader, which gives a slot back when the work that reads it is done.
-// The bits are those of Model::Forward in the prefill form, whatever the ring, the chunks and the prompts that share the pass (DESIGN section 7).
+// Several ranks (processes or threads, each with a device) may share a pass ([SLO] 3.2, ADR 0012): each computes stripes of the rows (stripes.h), loads all
+// sub-layers but only its own id-quarters' experts, and exchanges rows and sums (expert_exchange.h) through Collectives. All write into one KV pool.
+// The bits are those of Model::Forward in the prefill form, whatever the ring, the chunks, the ranks and the prompts that share the pass (DESIGN section 7).
 #pragma once
 
 #include <cstdint>
@@ -35,18 +37,24 @@ struct SlpPassStats {
   int64_t experts_skipped = 0;  // never loaded
   int64_t waited_ns = 0;        // for weights that were still on their way
   int64_t duration_ns = 0;
+  // One of several ranks:
+  std::vector<Traffic> traffic;       // what it sent
+  uint64_t dedup_dispatch_bytes = 0;  // what it and those who answer it would send with DedupDispatchBytes' way, for comparison
 };
 
 class SlpEngine {
  public:
-  // Takes what the device's budget has left, up to what the options ask for. Errors: ResourceExhausted, with what would be enough.
+  // Takes what the device's budget has left, up to what the options ask for. Errors: ResourceExhausted, with what would be enough; InvalidArgument for a
+  // number of ranks that can't share the experts.
   static absl::StatusOr<std::unique_ptr<SlpEngine>> Make(Device& device, const Model& model, const SlpOptions& options);
 
-  int64_t max_rows() const { return memory_->sizes.rows; }
+  int64_t max_rows() const { return memory_->pass_rows; }
   int64_t expert_slots() const { return memory_->sizes.expert_slots; }
 
   // As Model::Forward in the prefill form, with at most max_rows() rows. logits may be null; they are for engines made with them, and logit_rows ascend.
-  // Errors: InvalidArgument for a batch that contradicts itself; Cancelled when a hook ended the pass. After any error the engine takes the next pass.
+  // Ranks that share a pass are all given the same batch, and each writes the logits of its own rows and no others.
+  // Errors: InvalidArgument for a batch that contradicts itself; Cancelled when a hook ended the pass, here or at another rank; as Collectives when another
+  // rank is gone or failed. After any error but a lost rank the engine takes the next pass.
   absl::Status Run(const KvPool& kv, const ForwardBatch& batch, float* logits, const SlpHooks& hooks);
 
   // Of the last pass. The hidden state [hidden] f32 at the last row of a sequence; only with an MTP module.
@@ -55,19 +63,14 @@ class SlpEngine {
 
  private:
   SlpEngine(Device& device, const Model& model, WeightPlan plan, std::unique_ptr<SlpMemory> memory, const SlpOptions& options)
-      : device_(device),
-        model_(model),
-        plan_(std::move(plan)),
-        memory_(std::move(memory)),
-        experts_(options.experts),
-        with_logits_(options.with_logits) {}
+      : device_(device), model_(model), plan_(std::move(plan)), memory_(std::move(memory)), options_(options) {}
+  absl::Status Check(const KvPool& kv, const ForwardBatch& batch) const;
 
   Device& device_;
   const Model& model_;
   const WeightPlan plan_;
   const std::unique_ptr<SlpMemory> memory_;
-  const std::shared_ptr<ExpertSource> experts_;  // null: the model's own
-  const bool with_logits_;
+  const SlpOptions options_;
   std::vector<std::vector<float>> last_hidden_;  // by sequence
   SlpPassStats stats_;
 };

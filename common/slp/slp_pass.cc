@@ -1,9 +1,9 @@
 #include "common/slp/slp_pass.h"
 
 #include <algorithm>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
-#include "common/experts/expert_quarters.h"
 
 namespace hearth {
 
@@ -12,17 +12,38 @@ SlpPass::SlpPass(const Context& context)
       config_(context.model.config()),
       weights_(context.model.weights()),
       ops_(context.device.ops()),
+      rank_(context.group == nullptr ? 0 : context.group->rank()),
+      ranks_(context.group == nullptr ? 1 : context.group->size()),
+      stripes_(CutIntoStripes(context.batch.sequences, ranks_)),
+      own_rows_(stripes_.rank_rows[static_cast<size_t>(rank_)]),
+      all_rows_(static_cast<int64_t>(context.batch.token_ids.size())),
       board_(context.device, context.plan.num_items()),
       compute_(context.device.MakeStream("slp compute")),
       copy_(context.device.MakeStream("slp copy")),
       unload_(context.device.MakeStream("slp unload")),
       held_(context.device.MakeStream("slp held")),
       slot_shards_(static_cast<size_t>(context.memory.sizes.expert_slots)),
+      stripe_ends_(stripes_.all.size()),
       last_hidden_(context.batch.sequences.size()) {
-  stats_.rows = static_cast<int64_t>(context.batch.token_ids.size());
+  stats_.rows = own_rows_;
+  c_.memory.own_begin = 0;
+  if (!alone() && !dispatches()) c_.memory.own_begin = std::accumulate(stripes_.rank_rows.begin(), stripes_.rank_rows.begin() + rank_, int64_t{0});
 }
 
 absl::Status SlpPass::Run(float* logits) {
+  if (alone()) return RunActors(logits);
+  absl::Status status = c_.group->Begin(board_.stop());
+  if (status.ok() && *std::max_element(stripes_.rank_rows.begin(), stripes_.rank_rows.end()) > c_.memory.sizes.rows) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat("batch: its sequences are too many and too uneven for ", ranks_, " ranks with room for ", c_.memory.sizes.rows, " rows each"));
+  }
+  if (status.ok()) status = RunActors(logits);
+  c_.group->End(status);
+  stats_.traffic = c_.group->traffic();
+  return status;
+}
+
+absl::Status SlpPass::RunActors(float* logits) {
   CutIntoChunks();
   ExpectExperts();
   {
@@ -43,32 +64,30 @@ absl::Status SlpPass::Run(float* logits) {
 
 void SlpPass::CutIntoChunks() {
   const ForwardBatch& whole = c_.batch;
-  const int64_t rows = static_cast<int64_t>(whole.token_ids.size());
-  const int64_t chunk_rows = c_.memory.chunk->rows;
-  auto logit_row = whole.logit_rows.begin();
-  for (int64_t first = 0; first < rows; first += chunk_rows) {
-    const int64_t end = std::min(rows, first + chunk_rows);
-    Chunk& chunk = chunks_.emplace_back();
-    chunk.first = first;
-    chunk.batch.form = Form::kPrefill;
-    chunk.batch.token_ids.assign(whole.token_ids.begin() + first, whole.token_ids.begin() + end);
-    for (size_t i = 0; i < whole.sequences.size(); ++i) {
-      KvSequence part = whole.sequences[i];
-      const int64_t from = std::max(part.first_row, first);
-      const int64_t until = std::min(part.first_row + part.num_rows, end);
-      if (until <= from) continue;
-      const bool goes_on = from > part.first_row;
-      chunk.begins_inside |= goes_on;
-      const float* prior = goes_on || i >= whole.prior_hidden.size() ? nullptr : whole.prior_hidden[i];
-      part.start_position += from - part.first_row;
-      part.first_row = from - first;
-      part.num_rows = until - from;
+  int64_t own_row = 0;
+  for (size_t i = 0; i < stripes_.all.size(); ++i) {
+    const Stripe& stripe = stripes_.all[i];
+    if (stripe.rank != rank_) continue;
+    const KvSequence& sequence = whole.sequences[static_cast<size_t>(stripe.sequence)];
+    for (int64_t row = stripe.first_row; row < stripe.first_row + stripe.num_rows;) {
+      if (own_row % c_.memory.chunk->rows == 0) chunks_.push_back({.first = own_row, .batch = {.form = Form::kPrefill}});
+      Chunk& chunk = chunks_.back();
+      const int64_t chunk_row = own_row - chunk.first;
+      const int64_t count = std::min(stripe.first_row + stripe.num_rows - row, c_.memory.chunk->rows - chunk_row);
+      KvSequence part = sequence;
+      part.start_position += row - sequence.first_row;
+      part.first_row = chunk_row;
+      part.num_rows = count;
       chunk.batch.sequences.push_back(part);
-      chunk.batch.prior_hidden.push_back(prior);
-      chunk.sequence.push_back(static_cast<int64_t>(i));
-    }
-    for (; logit_row != whole.logit_rows.end() && *logit_row < end; ++logit_row) {
-      chunk.batch.logit_rows.push_back(*logit_row - static_cast<int32_t>(first));
+      chunk.stripe.push_back(i);
+      chunk.batch.token_ids.insert(chunk.batch.token_ids.end(), whole.token_ids.begin() + row, whole.token_ids.begin() + row + count);
+      const auto logit_rows_begin = std::lower_bound(whole.logit_rows.begin(), whole.logit_rows.end(), row);
+      for (auto logit = logit_rows_begin; logit != whole.logit_rows.end() && *logit < row + count; ++logit) {
+        chunk.batch.logit_rows.push_back(static_cast<int32_t>(*logit - row + chunk_row));
+        chunk.logit_indices.push_back(static_cast<size_t>(logit - whole.logit_rows.begin()));
+      }
+      row += count;
+      own_row += count;
     }
   }
 }
@@ -104,24 +123,33 @@ absl::Status SlpPass::Layer(int64_t layer) {
   };
   ASSIGN_OR_RETURN(const int64_t attention_slot, Await(attention_item));
   ForEachMatrix(weights.attention, point_at(attention_item, attention_slot));
+  for (const Chunk& chunk : chunks_) At(chunk).CacheInput(weights.attention, layer);
+  if (!alone()) {
+    const uint64_t row_bytes = c_.kv.geometry().layer_bytes() / static_cast<uint64_t>(kPageTokens);
+    c_.group->Barrier(*compute_, {.name = "kv", .shared_bytes = static_cast<uint64_t>(own_rows_ * (ranks_ - 1)) * row_bytes});
+  }
   int64_t feed_forward_slot = -1;
+  const auto await_feed_forward = [&]() -> absl::Status {
+    if (feed_forward_slot >= 0) return absl::OkStatus();
+    ASSIGN_OR_RETURN(feed_forward_slot, Await(feed_forward_item));
+    if (weights.mlp.has_value()) ForEachMatrix(*weights.mlp, point_at(feed_forward_item, feed_forward_slot));
+    if (weights.moe.has_value()) ForEachMatrix(*weights.moe, point_at(feed_forward_item, feed_forward_slot));
+    return absl::OkStatus();
+  };
   for (const Chunk& chunk : chunks_) {
     DecoderPass rows = At(chunk);
-    rows.AttentionBlock(weights.attention, layer);
-    if (feed_forward_slot < 0) {
-      ASSIGN_OR_RETURN(feed_forward_slot, Await(feed_forward_item));
-      if (weights.mlp.has_value()) ForEachMatrix(*weights.mlp, point_at(feed_forward_item, feed_forward_slot));
-      if (weights.moe.has_value()) ForEachMatrix(*weights.moe, point_at(feed_forward_item, feed_forward_slot));
-    }
+    rows.AttendCached(weights.attention, layer);
+    RETURN_IF_ERROR(await_feed_forward());
     if (weights.mlp.has_value()) {
       rows.DenseBlock(weights.post_attention_norm, *weights.mlp);
     } else {
       rows.ChooseExperts(weights.post_attention_norm, *weights.moe);
     }
   }
+  RETURN_IF_ERROR(await_feed_forward());  // a rank of a short prompt may have no rows
   Done(attention_item, attention_slot);
   if (weights.moe.has_value()) {
-    RETURN_IF_ERROR(ReadGate());
+    RETURN_IF_ERROR(BringRows());
     RETURN_IF_ERROR(LayerDone(layer));
     RETURN_IF_ERROR(RoutedExperts(*weights.moe, layer));
     for (const Chunk& chunk : chunks_) At(chunk).AddExperts(*weights.moe);
@@ -136,78 +164,19 @@ absl::Status SlpPass::LayerDone(int64_t layer) {
   return absl::OkStatus();
 }
 
-// Who chose what, to the host, sorted by expert, and back.
-absl::Status SlpPass::ReadGate() {
-  const int64_t pairs = stats_.rows * config_.num_experts_per_tok;
-  const uint64_t bytes = static_cast<uint64_t>(pairs) * 4;
-  ids_.resize(static_cast<size_t>(pairs));
-  gate_weights_.resize(static_cast<size_t>(pairs));
-  ops_.ToHost(*compute_, {.device = c_.memory.expert_ids.data(), .host = ids_.data(), .bytes = bytes});
-  ops_.ToHost(*compute_, {.device = c_.memory.expert_weights.data(), .host = gate_weights_.data(), .bytes = bytes});
-  RETURN_IF_ERROR(compute_->Synchronize());
-  GroupByExpert(ids_.data(), stats_.rows, config_.num_experts_per_tok, config_.n_routed_experts, groups_);
-  pair_weights_.resize(gate_weights_.size());
-  for (size_t i = 0; i < gate_weights_.size(); ++i) pair_weights_[static_cast<size_t>(groups_.pair_of[i])] = gate_weights_[i];
-  ops_.ToDevice(*compute_, {.host = groups_.rows.data(), .device = c_.memory.rows_by_expert.data(), .bytes = bytes, .stop = &board_.stop()});
-  ops_.ToDevice(*compute_, {.host = pair_weights_.data(), .device = c_.memory.weights_by_expert.data(), .bytes = bytes, .stop = &board_.stop()});
-  return absl::OkStatus();
-}
-
-// Experts ascending inside each quarter, then (q0 + q1) + (q2 + q3): the order of DESIGN section 7, in three sums.
-absl::Status SlpPass::RoutedExperts(const MoeWeights& weights, int64_t layer) {
-  const int64_t experts = config_.n_routed_experts;
-  const int64_t elements = stats_.rows * config_.hidden_size;
-  std::vector<int64_t> unchosen;
-  for (int64_t expert = 0; expert < experts; ++expert) {
-    if (groups_.count(expert) == 0) unchosen.push_back(c_.plan.expert(layer, expert));
-  }
-  board_.Skip(unchosen);
-  const auto add = [&](int from, int to) {
-    ops_.Add(*compute_,
-             {.x = c_.memory.sums[static_cast<size_t>(from)].as<float>(), .y = c_.memory.sums[static_cast<size_t>(to)].as<float>(), .n = elements});
-  };
-  constexpr int kSumOf[kExpertQuarters] = {0, 1, 1, 2};
-  for (int64_t quarter = 0; quarter < kExpertQuarters; ++quarter) {
-    float* sum = c_.memory.sums[static_cast<size_t>(kSumOf[quarter])].as<float>();
-    ops_.Clear(*compute_, {.x = sum, .n = elements});
-    for (int64_t expert = ExpertQuarterBegin(quarter, experts); expert < ExpertQuarterBegin(quarter + 1, experts); ++expert) {
-      if (groups_.count(expert) == 0) continue;
-      if (c_.hooks.wanted && !c_.hooks.wanted()) return absl::CancelledError(absl::StrCat("the pass was ended in layer ", layer));
-      const int64_t item = c_.plan.expert(layer, expert);
-      ASSIGN_OR_RETURN(const int64_t slot, Await(item));
-      const int64_t first = groups_.begin[static_cast<size_t>(expert)];
-      ops_.ExpertRows(*compute_, {.form = Form::kPrefill,
-                                  .shards = slot_shards_[static_cast<size_t>(slot)].data(),
-                                  .num_shards = c_.model.num_shards(),
-                                  .hidden = config_.hidden_size,
-                                  .intermediate = config_.moe_intermediate_size,
-                                  .weight_dtypes = weights.expert_dtypes,
-                                  .terms = c_.memory.chunk->terms,
-                                  .x = c_.memory.normed.as<bf16>(),
-                                  .rows = c_.memory.rows_by_expert.as<int32_t>() + first,
-                                  .weights = c_.memory.weights_by_expert.as<float>() + first,
-                                  .n = groups_.count(expert),
-                                  .sum = sum,
-                                  .workspace = c_.memory.expert_room.data(),
-                                  .workspace_bytes = c_.memory.expert_room.bytes()});
-      Done(item, slot);
-    }
-    if (quarter == 1) add(1, 0);
-  }
-  add(2, 1);
-  add(1, 0);
-  return absl::OkStatus();
-}
-
 void SlpPass::Logits(float* logits) {
+  std::vector<float> of_chunk;
   for (const Chunk& chunk : chunks_) {
     if (chunk.batch.logit_rows.empty()) continue;
-    At(chunk).Logits(weights_.final_norm, weights_.head, logits);
-    logits += static_cast<int64_t>(chunk.batch.logit_rows.size()) * config_.vocab_size;
+    const size_t vocab = static_cast<size_t>(config_.vocab_size);
+    of_chunk.resize(chunk.batch.logit_rows.size() * vocab);
+    At(chunk).Logits(weights_.final_norm, weights_.head, of_chunk.data());
+    if (!compute_->Synchronize().ok()) return;
+    for (size_t i = 0; i < chunk.logit_indices.size(); ++i) std::copy_n(&of_chunk[i * vocab], vocab, logits + chunk.logit_indices[i] * vocab);
   }
 }
 
-// Chunk by chunk, each with the hidden state that the one before ended with.
+// A part's first slot is made from the hidden state where the part before it ends: a part of the same stripe, or a stripe that may be another rank's.
 absl::Status SlpPass::WriteMtpKv() {
   const int64_t item = c_.plan.mtp();
   ASSIGN_OR_RETURN(const int64_t slot, Await(item));
@@ -216,26 +185,86 @@ absl::Status SlpPass::WriteMtpKv() {
   const auto point = [&](WeightView& view) { view = c_.plan.item(item).sub_layer.InSlot(view, SubLayerData(slot)); };
   point(mtp.eh_proj);
   ForEachKvMatrix(attention, point);
-  const int64_t hidden = config_.hidden_size;
-  const auto read = [&](int64_t row, std::vector<float>& to) {
-    to.resize(static_cast<size_t>(hidden));
-    ops_.ToHost(*compute_,
-                {.device = c_.memory.chunk->hidden.as<float>() + row * hidden, .host = to.data(), .bytes = static_cast<uint64_t>(hidden) * 4});
-  };
+  RETURN_IF_ERROR(ReadEnds());
+  if (!alone()) RETURN_IF_ERROR(ShareEnds());
+  size_t part = 0;
   for (Chunk& chunk : chunks_) {
-    if (chunk.begins_inside) chunk.batch.prior_hidden[0] = carried_hidden_.data();
+    for (size_t i = 0; i < chunk.stripe.size(); ++i, ++part) {
+      const size_t stripe = chunk.stripe[i];
+      const size_t sequence = static_cast<size_t>(stripes_.all[stripe].sequence);
+      const float* prior = sequence < c_.batch.prior_hidden.size() ? c_.batch.prior_hidden[sequence] : nullptr;
+      if (stripe > 0 && static_cast<size_t>(stripes_.all[stripe - 1].sequence) == sequence) prior = stripe_ends_[stripe - 1].data();
+      const bool goes_on = i == 0 && chunk.first > 0 && chunk.stripe[0] == (&chunk)[-1].stripe.back();
+      chunk.batch.prior_hidden.push_back(goes_on ? ends_[part - 1].data() : prior);
+    }
     DecoderPass rows = At(chunk);
     rows.KeepHidden(weights_.final_norm);
     rows.WriteMtpKv(mtp, attention);
-    for (size_t i = 0; i < chunk.sequence.size(); ++i) {
-      const KvSequence& part = chunk.batch.sequences[i];
-      read(part.first_row + part.num_rows - 1, last_hidden_[static_cast<size_t>(chunk.sequence[i])]);
-    }
-    read(static_cast<int64_t>(chunk.batch.token_ids.size()) - 1, carried_hidden_);
     RETURN_IF_ERROR(compute_->Synchronize());
   }
   Done(item, slot);
+  if (!alone()) c_.group->Barrier(*compute_, {.name = "kv"});
   return LayerDone(config_.num_hidden_layers);
+}
+
+// ends_, and of them stripe_ends_ of the rank's stripes and last_hidden_.
+absl::Status SlpPass::ReadEnds() {
+  const size_t hidden = static_cast<size_t>(config_.hidden_size);
+  for (const Chunk& chunk : chunks_) {
+    At(chunk).KeepHidden(weights_.final_norm);
+    for (const KvSequence& part : chunk.batch.sequences) {
+      std::vector<float>& end = ends_.emplace_back(hidden);
+      const float* at = c_.memory.chunk->hidden.as<float>() + (part.first_row + part.num_rows - 1) * config_.hidden_size;
+      ops_.ToHost(*compute_, {.device = at, .host = end.data(), .bytes = hidden * 4});
+    }
+    RETURN_IF_ERROR(compute_->Synchronize());
+  }
+  size_t part = 0;
+  for (const Chunk& chunk : chunks_) {
+    for (const size_t stripe : chunk.stripe) {
+      stripe_ends_[stripe] = ends_[part];
+      last_hidden_[static_cast<size_t>(stripes_.all[stripe].sequence)] = ends_[part++];
+    }
+  }
+  return absl::OkStatus();
+}
+
+// Sequence by sequence: every rank gets what its stripes' neighbours end with, and the end of each sequence.
+absl::Status SlpPass::ShareEnds() {
+  const uint64_t end_bytes = static_cast<uint64_t>(config_.hidden_size) * 4;
+  for (size_t begin = 0, end = 0; begin < stripes_.all.size(); begin = end) {
+    const int64_t sequence = stripes_.all[begin].sequence;
+    while (end < stripes_.all.size() && stripes_.all[end].sequence == sequence) ++end;
+    std::vector<size_t> by_rank;
+    std::vector<uint64_t> bytes(static_cast<size_t>(ranks_), 0);
+    for (int64_t rank = 0; rank < ranks_; ++rank) {
+      for (size_t i = begin; i < end; ++i) {
+        if (stripes_.all[i].rank != rank) continue;
+        by_rank.push_back(i);
+        bytes[static_cast<size_t>(rank)] += end_bytes;
+      }
+    }
+    uint8_t* const ends = c_.memory.stripe_ends.as<uint8_t>();
+    const auto place = [&](size_t i) { return ends + i * end_bytes; };
+    for (size_t i = 0; i < by_rank.size(); ++i) {
+      if (stripes_.all[by_rank[i]].rank != rank_) continue;
+      ops_.ToDevice(*compute_, {.host = stripe_ends_[by_rank[i]].data(), .device = place(i), .bytes = end_bytes, .stop = &board_.stop()});
+    }
+    c_.group->AllGather(*compute_, {.name = "hidden", .data = ends, .bytes = bytes.data()});
+    for (size_t i = 0; i < by_rank.size(); ++i) {
+      stripe_ends_[by_rank[i]].resize(static_cast<size_t>(config_.hidden_size));
+      ops_.ToHost(*compute_, {.device = place(i), .host = stripe_ends_[by_rank[i]].data(), .bytes = end_bytes});
+    }
+    RETURN_IF_ERROR(compute_->Synchronize());
+    last_hidden_[static_cast<size_t>(sequence)] = stripe_ends_[end - 1];
+  }
+  return absl::OkStatus();
+}
+
+std::vector<uint64_t> SlpPass::RankBytes(int64_t row_bytes) const {
+  std::vector<uint64_t> bytes;
+  for (const int64_t rows : stripes_.rank_rows) bytes.push_back(static_cast<uint64_t>(rows * row_bytes));
+  return bytes;
 }
 
 absl::StatusOr<int64_t> SlpPass::Await(int64_t item) {

@@ -5,6 +5,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/base/check.h"
 #include "common/experts/expert_source.h"
+#include "common/slp/expert_exchange.h"
 
 namespace hearth {
 namespace {
@@ -39,10 +40,12 @@ WeightView SubLayer::InSlot(WeightView view, const uint8_t* base) const {
   return view;
 }
 
-absl::StatusOr<WeightPlan> WeightPlan::Make(const Model& model) {
+absl::StatusOr<WeightPlan> WeightPlan::Make(const Model& model, int64_t rank, int64_t ranks) {
   const ModelConfig& config = model.config();
   const ModelWeights& weights = model.weights();
   WeightPlan plan;
+  plan.experts_begin_ = FirstExpertOf(rank, ranks, config.n_routed_experts);
+  plan.experts_end_ = FirstExpertOf(rank + 1, ranks, config.n_routed_experts);
   for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer) {
     LayerWeights copy = weights.layers[static_cast<size_t>(layer)];
     plan.layer_begin_.push_back(plan.num_items());
@@ -58,7 +61,7 @@ absl::StatusOr<WeightPlan> WeightPlan::Make(const Model& model) {
     }
     plan.Add(std::move(feed_forward));
     if (copy.mlp.has_value()) continue;
-    for (int64_t expert = 0; expert < config.n_routed_experts; ++expert) {
+    for (int64_t expert = plan.experts_begin_; expert < plan.experts_end_; ++expert) {
       uint64_t bytes = 0;
       for (int64_t shard = 0; shard < model.num_shards(); ++shard) {
         const ExpertView view = weights.experts->Acquire(layer, expert, shard);

@@ -1,5 +1,6 @@
 // What a pass loads, in the order in which it loads it: sub-layers and routed experts of every layer, and where each lies in its slot.
 // Room: common/slp. May touch: common/{model,experts,device,kernels,base}. Threads: const once made.
+// One of several ranks loads all sub-layers, and of the experts its own.
 // Embedding and head are not among them: a pass reads the embedding's rows of its own tokens and seldom any logits, both where the image has them.
 #pragma once
 
@@ -45,7 +46,8 @@ struct PlannedItem {
 class WeightPlan {
  public:
   // Errors: Unimplemented for an ExpertSource that does not keep records.
-  static absl::StatusOr<WeightPlan> Make(const Model& model);
+  // Of the routed experts those of id-quarters [4 * rank / ranks, 4 * (rank + 1) / ranks): what this rank of several multiplies with.
+  static absl::StatusOr<WeightPlan> Make(const Model& model, int64_t rank, int64_t ranks);
 
   const std::vector<PlannedItem>& items() const { return items_; }
   int64_t num_items() const { return static_cast<int64_t>(items_.size()); }
@@ -53,8 +55,12 @@ class WeightPlan {
   // Indices of items: a layer's attention; its dense network, or its gate and shared expert; its routed expert. What the MTP module caches with.
   int64_t attention(int64_t layer) const { return layer_begin_[static_cast<size_t>(layer)]; }
   int64_t feed_forward(int64_t layer) const { return attention(layer) + 1; }
-  int64_t expert(int64_t layer, int64_t expert) const { return attention(layer) + 2 + expert; }
+  int64_t expert(int64_t layer, int64_t expert) const { return attention(layer) + 2 + expert - experts_begin_; }
   int64_t mtp() const { return num_items() - 1; }
+
+  // The experts of the plan: [experts_begin, experts_end).
+  int64_t experts_begin() const { return experts_begin_; }
+  int64_t experts_end() const { return experts_end_; }
 
   uint64_t sub_layer_bytes_max() const { return sub_layer_bytes_max_; }
   uint64_t expert_bytes_max() const { return expert_bytes_max_; }  // all shards; 0: no routed experts
@@ -67,6 +73,7 @@ class WeightPlan {
 
   std::vector<PlannedItem> items_;
   std::vector<int64_t> layer_begin_;
+  int64_t experts_begin_ = 0, experts_end_ = 0;
   uint64_t sub_layer_bytes_max_ = 0;
   uint64_t expert_bytes_max_ = 0;
 };

@@ -101,6 +101,17 @@ void HostOps::AddGated(Stream& stream, const AddGatedArgs& a) {
                     [&](int64_t m, int) { kernels_.axpy(1.0f / (1.0f + PortableExp(-a.gate[m])), a.x + m * a.n, a.y + m * a.n, a.n); });
 }
 
+// Cut by columns: rows come more than once, and each adds up in the order of i.
+void HostOps::AddRows(Stream& stream, const AddRowsArgs& a) {
+  if (!AsHost(stream).alive()) return;
+  constexpr int64_t kStep = 64;
+  pool_.ParallelFor(Parallel(a.m * a.n), CeilDiv(a.n, kStep), [&](int64_t task, int) {
+    const int64_t begin = task * kStep;
+    const int64_t count = std::min(kStep, a.n - begin);
+    for (int64_t i = 0; i < a.m; ++i) kernels_.axpy(a.weights[i], a.x + i * a.n + begin, a.sum + a.rows[i] * a.n + begin, count);
+  });
+}
+
 void HostOps::GatherRows(Stream& stream, const GatherRowsArgs& a) {
   if (!AsHost(stream).alive()) return;
   for (int64_t m = 0; m < a.m; ++m) {

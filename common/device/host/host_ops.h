@@ -30,6 +30,7 @@ class HostOps : public Ops {
   void SiluMul(Stream& stream, const SiluMulArgs& args) override;
   void Add(Stream& stream, const AddArgs& args) override;
   void AddGated(Stream& stream, const AddGatedArgs& args) override;
+  void AddRows(Stream& stream, const AddRowsArgs& args) override;
   void GatherRows(Stream& stream, const GatherRowsArgs& args) override;
   void MlaWriteKv(Stream& stream, const MlaWriteKvArgs& args) override;
   void MlaRopeQuery(Stream& stream, const MlaRopeQueryArgs& args) override;
