@@ -3,13 +3,18 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
+#include <cstdio>
 #include <cstring>
+#include <set>
 
+#include "absl/strings/str_cat.h"
 #include "common/base/time.h"
+#include "common/shm/kv_pool.h"
 #include "tests/rank_group.h"
 #include "tests/synthetic_models.h"
 
@@ -228,6 +233,82 @@ TEST_P(Dslp, ACancelledRankEndsThePassForAll) {
     for (const absl::Status& status : group->Run(harness->kv(), bad, nullptr)) EXPECT_TRUE(absl::IsInvalidArgument(status)) << status;
     for (const absl::Status& status : group->Run(harness->kv(), batch, logits.data())) EXPECT_TRUE(status.ok()) << status;
   }
+}
+
+// Ranks are processes with the pool between them, and experts come from the image or through rings of the rank's own, in which it asks for its own quarters
+// and no others.
+TEST_P(Dslp, RanksAsProcessesGiveTheSameBits) {
+  const std::vector<int64_t> lengths = {1, 65, 700};
+  std::vector<std::vector<float>> expected;
+  std::vector<std::vector<uint8_t>> pages;
+  std::vector<std::vector<int32_t>> ids;
+  KvGeometry geometry;
+  int64_t vocab = 0, experts = 0;
+  {  // one process with one thread again before the ranks are forked
+    const auto harness = Harness();
+    ASSERT_NE(harness, nullptr);
+    geometry = harness->kv().geometry();
+    vocab = harness->vocab();
+    experts = harness->model().config().n_routed_experts;
+    for (const int64_t length : lengths) {
+      ids.push_back(Ids(length, static_cast<uint32_t>(length), vocab));
+      harness->Reset();
+      TestStream stream = harness->NewStream(length);
+      const auto logits = harness->Feed(Form::kPrefill, stream, ids.back(), length, true);
+      ASSERT_TRUE(logits.ok()) << logits.status();
+      expected.push_back(*logits);
+      pages.push_back(PageBytes(*harness));
+    }
+  }
+  const RegionPlace place = {testing::TempDir(), absl::StrCat("dslp", getpid())};
+  const Hash128 generation{.low = 1, .high = 2};
+  const auto kv = KvPool::Create(place, generation, geometry);
+  ASSERT_TRUE(kv.ok()) << kv.status();
+  EXPECT_EQ(unlink((*kv)->region()->path().c_str()), 0);  // the ranks inherit the mapping
+  const uint64_t pool_bytes = geometry.num_pages * geometry.page_bytes();
+  const uint64_t logit_bytes = static_cast<uint64_t>(kRowsMax * vocab) * sizeof(float);
+  float* const logits = static_cast<float*>(mmap(nullptr, logit_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
+  const auto child = [&](int rank, int ranks, uint32_t ring_slots, size_t i, void* memory) -> std::string {
+    const SlpOptions options{.chunk_rows = 50, .max_rows = 1024, .with_logits = true, .expert_slots = 3};
+    const auto made = PrefillRank::Make(DirOf(GetParam().model), GetParam().shards, DeviceOptions(1), options, rank, ranks, memory, ring_slots);
+    if (!made.ok()) return made.status().ToString();
+    TestStream stream;
+    for (int32_t page = 0; page * kPageTokens < lengths[i]; ++page) stream.pages.push_back(page);
+    const absl::Status status = (*made)->engine->Run(**kv, BatchOf({{&stream, ids[i]}}), logits, {});
+    if (!status.ok()) return status.ToString();
+    if (ring_slots == 0) return "";
+    const std::set<int64_t> asked = (*made)->rings->asked();
+    const bool own =
+        !asked.empty() && *asked.begin() >= FirstExpertOf(rank, ranks, experts) && *asked.rbegin() < FirstExpertOf(rank + 1, ranks, experts);
+    return own ? "" : "asked for an expert of another rank, or for none";
+  };
+  for (const int ranks : {2, 4}) {
+    for (const uint32_t ring_slots : {0u, 3u}) {
+      for (size_t i = 0; i < lengths.size(); ++i) {
+        SCOPED_TRACE(testing::Message() << ranks << " ranks, rings of " << ring_slots << " slots, " << lengths[i] << " tokens");
+        std::memset((*kv)->pages(), 0, pool_bytes);
+        std::memset(logits, 0, logit_bytes);
+        GroupMemory memory(ranks);
+        std::vector<pid_t> children;
+        for (int rank = 0; rank < ranks; ++rank) {
+          children.push_back(fork());
+          ASSERT_GE(children.back(), 0);
+          if (children.back() > 0) continue;
+          const std::string error = child(rank, ranks, ring_slots, i, memory.data());
+          if (!error.empty()) std::fprintf(stderr, "rank %d: %s\n", rank, error.c_str());
+          _exit(error.empty() ? 0 : 1);
+        }
+        for (const pid_t pid : children) {
+          int status = 0;
+          ASSERT_EQ(waitpid(pid, &status, 0), pid);
+          EXPECT_EQ(status, 0);
+        }
+        EXPECT_TRUE(std::memcmp(logits, expected[i].data(), expected[i].size() * sizeof(float)) == 0);
+        EXPECT_TRUE(std::memcmp((*kv)->pages(), pages[i].data(), pool_bytes) == 0);
+      }
+    }
+  }
+  munmap(logits, logit_bytes);
 }
 
 INSTANTIATE_TEST_SUITE_P(All, Dslp,

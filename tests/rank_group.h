@@ -1,4 +1,4 @@
-// Prefill ranks as threads of a test, each with a device, a bound model and an engine of its own, over one image and one group's memory.
+// Prefill ranks of a test, as threads or forked processes, each with a device, a bound model and an engine of its own, over one image and one group's memory.
 // Room: tests. Threads: Run makes one a rank and joins them.
 #pragma once
 
@@ -16,6 +16,7 @@
 #include "common/formats/model_config.h"
 #include "common/slp/slp_engine.h"
 #include "tests/model_harness.h"
+#include "tests/served_rings.h"
 
 namespace hearth {
 
@@ -38,10 +39,12 @@ struct PrefillRank {
   std::unique_ptr<Collectives> group;
   std::unique_ptr<HostDevice> device;
   std::unique_ptr<Model> model;
+  std::unique_ptr<ServedRings> rings;  // null: experts straight from the image
   std::unique_ptr<SlpEngine> engine;
 
+  // ring_slots > 0: experts through rings of so many slots.
   static absl::StatusOr<std::unique_ptr<PrefillRank>> Make(const std::string& model_dir, int num_shards, const HostDeviceOptions& device_options,
-                                                           SlpOptions options, int rank, int ranks, void* memory) {
+                                                           SlpOptions options, int rank, int ranks, void* memory, uint32_t ring_slots = 0) {
     auto made = std::make_unique<PrefillRank>();
     ASSIGN_OR_RETURN(made->group, JoinShmCollectives({.rank = rank, .size = ranks, .memory = memory}));
     ASSIGN_OR_RETURN(made->device, MakeHostDevice(device_options));
@@ -49,6 +52,10 @@ struct PrefillRank {
     ASSIGN_OR_RETURN(const std::shared_ptr<const WeightImage> image, ImageOf(model_dir, num_shards));
     ASSIGN_OR_RETURN(made->model, Model::Bind(config, image, *made->device));
     options.group = made->group.get();
+    if (ring_slots > 0) {
+      made->rings = std::make_unique<ServedRings>(*image, *made->model, ring_slots);
+      options.experts = made->rings->source();
+    }
     ASSIGN_OR_RETURN(made->engine, SlpEngine::Make(*made->device, *made->model, options));
     return made;
   }

@@ -12,9 +12,8 @@
 #include <memory>
 #include <thread>
 
-#include "common/experts/ring_expert_source.h"
-#include "common/shm/expert_ring.h"
 #include "tests/model_harness.h"
+#include "tests/served_rings.h"
 #include "tests/synthetic_models.h"
 
 namespace hearth {
@@ -264,56 +263,6 @@ TEST_P(Slp, ExpertsThatNobodyChoseAreNotLoaded) {
   EXPECT_LE(stats.experts_loaded, moe_layers * (c.num_experts_per_tok + 2));
   EXPECT_EQ(stats.experts_skipped, moe_layers * c.n_routed_experts - stats.experts_loaded);
 }
-
-// Rings in shared memory with the image's experts, and a thread each that fills them as a store does.
-class ServedRings {
- public:
-  ServedRings(const WeightImage& image, const Model& model, uint32_t slots) : image_(image) {
-    char dir[] = "/dev/shm/hearth_slp_test_XXXXXX";
-    place_ = {mkdtemp(dir), "test"};
-    uint64_t record_bytes = 0;
-    for (int64_t layer = 0; layer < model.config().num_hidden_layers; ++layer) {
-      for (int64_t expert = 0; model.config().IsMoeLayer(layer) && expert < model.config().n_routed_experts; ++expert) {
-        for (int64_t shard = 0; shard < image.num_shards(); ++shard) {
-          record_bytes = std::max(record_bytes, image.Expert(layer, expert, shard)->record_bytes);
-        }
-      }
-    }
-    const uint64_t slot_bytes = (record_bytes + kRingSlotAlign - 1) / kRingSlotAlign * kRingSlotAlign;
-    for (uint32_t shard = 0; shard < image.num_shards(); ++shard) {
-      const ExpertRingGeometry geometry{.lease_id = kLease, .shard = shard, .num_slots = slots, .slot_bytes = slot_bytes};
-      threads_.emplace_back(&ServedRings::Fill, this, *ExpertRing::Create(place_, image.generation(), geometry));
-    }
-    source_ = *RingExpertSource::Open(*model.weights().experts, place_, image.generation(), kLease);
-  }
-  ~ServedRings() {
-    stop_ = true;
-    for (std::thread& thread : threads_) thread.join();
-    std::filesystem::remove_all(place_.dir);
-  }
-  std::shared_ptr<RingExpertSource> source() { return source_; }
-
- private:
-  static constexpr uint64_t kLease = 9;
-
-  void Fill(std::unique_ptr<ExpertRing> ring) {
-    const int64_t shard = ring->geometry().shard;
-    ExpertRingFiller filler(std::move(ring));
-    while (!stop_) {
-      const auto request = filler.AwaitRequest(10'000'000, &stop_);
-      if (!request.ok() || !request->has_value()) continue;
-      const auto expert = image_.Expert((*request)->layer, (*request)->expert, shard);
-      if ((*request)->wanted && expert.ok()) std::memcpy((*request)->record, expert->record, expert->record_bytes);
-      filler.Filled((*request)->wanted ? FillOutcome::kRecord : FillOutcome::kUnwanted);
-    }
-  }
-
-  const WeightImage& image_;
-  RegionPlace place_;
-  std::atomic<bool> stop_{false};
-  std::vector<std::thread> threads_;
-  std::shared_ptr<RingExpertSource> source_;
-};
 
 // The ring of the host shorter or longer than the device's, passes that end early, one that few experts are chosen in: nothing comes from the image.
 TEST_P(Slp, ExpertsThroughTheStoresRings) {
