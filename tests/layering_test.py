@@ -24,7 +24,7 @@ ALLOWED = {
     "sim": ["roofline", "experts", "device", "kernels", "shm", "base"],
     "plan": ["sim", "slp", "model", "experts", "roofline", "device", "kernels", "image", "formats", "shm", "base"],
     "rpc": ["shm", "base"],
-    "worker": ["model", "experts", "device", "kernels", "formats", "rpc", "shm", "numa", "base"],
+    "worker": ["model", "experts", "roofline", "device", "kernels", "formats", "rpc", "shm", "numa", "base"],
 }
 SERVICES = ["weightstore", "prefill", "decode", "router", "cli"]
 # Below the seam: the host backend makes threads, waits and reads the clock, so that nobody above it does.

@@ -235,6 +235,18 @@ grpc::ServerUnaryReactor* ContinueService::Status(grpc::CallbackServerContext* c
       order.set_plain_ms(times.median_ms[static_cast<size_t>(StepOrder::kPlain)]);
       order.set_alternate_ms(times.median_ms[static_cast<size_t>(StepOrder::kAlternate)]);
     }
+    v1::WorkerStatus::Prompts& prompts = *response->mutable_prompts();
+    prompts.set_path(stats.prompt_path);
+    prompts.set_tokens_at_once(stats.tokens_at_once);
+    prompts.set_tokens_between_steps(stats.tokens_between_steps);
+    for (const LoopStats::Pass& pass : stats.passes) {
+      v1::WorkerStatus::Prompts::Pass& out = *prompts.add_passes();
+      out.set_number(pass.number);
+      out.set_tokens(static_cast<int32_t>(pass.tokens));
+      out.set_positions(pass.positions);
+      out.set_seconds(static_cast<double>(pass.duration_ns) / 1e9);
+      out.set_prompts(static_cast<int32_t>(pass.prompts));
+    }
     response->set_step_order_pinned(ready->loop->step_order().has_value());
     for (const std::string& note : ready->notes) response->add_notes(note);
   }

@@ -16,6 +16,13 @@ namespace hearth {
 
 class LoopStats {
  public:
+  struct Pass {
+    uint64_t number = 0;   // set by AddPass
+    int64_t tokens = 0;    // computed, of all prompts in it
+    double positions = 0;  // that they attended to, summed over them
+    int64_t duration_ns = 0;
+    int64_t prompts = 1;
+  };
   struct View {
     int64_t running = 0, waiting = 0, spare_pages = 0;
     uint64_t tokens_total = 0, prefill_tokens_total = 0, steps_total = 0;
@@ -27,11 +34,25 @@ class LoopStats {
     double tokens_per_second = 0;  // output tokens over the last ten seconds
     double step_ms_p50 = 0, step_ms_p99 = 0;
     std::vector<StepOrderTimes> step_orders;  // of steps that several streams shared
+    std::string prompt_path;                  // "chunked", "slp"
+    int64_t tokens_at_once = 0, tokens_between_steps = 0;
+    std::vector<Pass> passes;  // the last ones, oldest first
   };
 
-  void AddPrefill(int64_t tokens) {
+  // A pass over prompt tokens that has ended well.
+  void AddPass(Pass pass) {
     std::lock_guard lock(mutex_);
-    view_.prefill_tokens_total += static_cast<uint64_t>(tokens);
+    view_.prefill_tokens_total += static_cast<uint64_t>(pass.tokens);
+    pass.number = ++passes_total_;
+    view_.passes.push_back(pass);
+    if (view_.passes.size() > kPassesKept) view_.passes.erase(view_.passes.begin());
+  }
+
+  void SetPrompts(std::string path, int64_t tokens_at_once, int64_t tokens_between_steps) {
+    std::lock_guard lock(mutex_);
+    view_.prompt_path = std::move(path);
+    view_.tokens_at_once = tokens_at_once;
+    view_.tokens_between_steps = tokens_between_steps;
   }
 
   void SetSpeculation(std::string setting) {
@@ -93,12 +114,14 @@ class LoopStats {
 
  private:
   static constexpr int64_t kSecond = 1'000'000'000;
+  static constexpr size_t kPassesKept = 32;  // the router asks once a second
   struct Bucket {
     int64_t second = -1;
     int64_t tokens = 0;
   };
   mutable std::mutex mutex_;
   View view_;
+  uint64_t passes_total_ = 0;
   std::array<Bucket, 16> buckets_{};
   std::array<int64_t, 1024> steps_{};
 };

@@ -4,12 +4,14 @@
 
 #include "common/base/check.h"
 #include "common/base/logging.h"
+#include "common/roofline/pass_cost.h"
 #include "common/worker/stream_pages.h"
 
 namespace hearth {
 
 StreamLoop::StreamLoop(Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options)
     : device_(device), model_(model), kv_(kv), options_(options), stream_(device.MakeStream("loop")), signal_(device.MakeSignal()) {
+  stats_.SetPrompts("chunked", options_.idle_chunk_tokens, 0);
   keeper_ = std::make_unique<PageKeeper>(device, store, [this](KeeperEvent event) {
     {
       std::lock_guard lock(mutex_);
@@ -278,11 +280,12 @@ void StreamLoop::PrefillChunk(LiveStream& stream, int64_t max_tokens) {
     PublishProgress(kv_, stream, end, layer + 1);
     return !stream.cancelled.load(std::memory_order_acquire);
   };
+  const int64_t begin_ns = device_.Now();
   absl::Status status = model_.Forward(*stream_, *prefill_workspace_, kv_, batch, nullptr, &hooks);
   if (absl::IsCancelled(status)) return;
   if (status.ok() && model_.has_mtp()) status = model_.ReadHidden(*stream_, *prefill_workspace_, end - from - 1, HiddenAt(end - 1, stream));
   if (!status.ok()) return Fail(stream, status);
-  stats_.AddPrefill(end - start);
+  stats_.AddPass({.tokens = end - start, .positions = WorkOf(start, end - start).positions, .duration_ns = device_.Now() - begin_ns});
   Publish(stream, end);
 }
 

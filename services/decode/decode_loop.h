@@ -20,6 +20,7 @@ class DecodeLoop : public StreamLoop {
  public:
   DecodeLoop(Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options)
       : StreamLoop(device, model, kv, store, options), depth_(model.has_mtp() ? options.drafts : 0) {
+    stats_.SetPrompts("chunked", options.idle_chunk_tokens, options.busy_chunk_tokens);
     if (model.has_mtp()) stats_.SetSpeculation(options.drafts.has_value() ? std::to_string(*options.drafts) : "auto");
   }
 

@@ -4,6 +4,7 @@
 
 #include "common/base/logging.h"
 #include "common/base/time.h"
+#include "common/roofline/pass_cost.h"
 #include "common/worker/stream_pages.h"
 
 namespace hearth {
@@ -76,6 +77,7 @@ void PrefillLoop::StreamWeights(const std::vector<Part>& parts) {
                        .wanted = wanted};
   const absl::Status status = slp_->Run(kv_, batch, nullptr, hooks);
   if (absl::IsCancelled(status)) return;
+  PassWork work;
   for (size_t i = 0; i < parts.size(); ++i) {
     LiveStream& stream = *parts[i].stream;
     if (!status.ok()) {
@@ -83,10 +85,15 @@ void PrefillLoop::StreamWeights(const std::vector<Part>& parts) {
       continue;
     }
     if (model_.has_mtp()) std::ranges::copy(slp_->LastHidden(static_cast<int64_t>(i)), HiddenAt(parts[i].end - 1, stream));
-    stats_.AddPrefill(parts[i].end - stream.valid);
+    work += WorkOf(stream.valid, parts[i].end - stream.valid);
     Publish(stream, parts[i].end);
   }
+  if (!status.ok()) return;
   const SlpPassStats& pass = slp_->last_pass();
+  stats_.AddPass({.tokens = static_cast<int64_t>(work.tokens),
+                  .positions = work.positions,
+                  .duration_ns = pass.duration_ns,
+                  .prompts = static_cast<int64_t>(parts.size())});
   spdlog::debug("pass of {} tokens of {} prompts: {} loaded, {} experts loaded, {} skipped, {}, {} of them waiting for weights", pass.rows,
                 parts.size(), HumanBytes(static_cast<double>(pass.bytes_loaded)), pass.experts_loaded, pass.experts_skipped,
                 HumanDuration(static_cast<double>(pass.duration_ns) / 1e9), HumanDuration(static_cast<double>(pass.waited_ns) / 1e9));

@@ -16,7 +16,9 @@ class PrefillLoop : public StreamLoop {
   // `options.max_streams`: how many may hold pages at once. `slp` null: chunked.
   PrefillLoop(Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options,
               std::unique_ptr<SlpEngine> slp = nullptr)
-      : StreamLoop(device, model, kv, store, options), slp_(std::move(slp)) {}
+      : StreamLoop(device, model, kv, store, options), slp_(std::move(slp)) {
+    if (slp_ != nullptr) stats_.SetPrompts("slp", slp_->max_rows(), 0);
+  }
 
  protected:
   bool Work() override;
