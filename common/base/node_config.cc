@@ -39,6 +39,7 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"node", "runtime_dir", &c.runtime_dir},
       {"node", "shm_dir", &c.shm_dir},
       {"node", "log_level", &c.log_level, 0, 0, {"trace", "debug", "info", "warn", "error", "off"}},
+      {"node", "hardware", &c.hardware},
       {"node", "activation_terms", &c.activation_terms, 1, 2},
       {"node", "numerics", &c.numerics, 0, 0, {"exact", "fast"}},
       {"node", "kv_dtype", &c.kv_dtype, 0, 0, {"bf16", "fp8"}},
@@ -71,6 +72,8 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"router", "max_queue", &c.max_queue, 1, 1'000'000},
       {"router", "max_body_bytes", &c.max_body_bytes, 1024, int64_t{1} << 32},
       {"router", "chunked_prefill_max_tokens", &c.chunked_prefill_max_tokens, 0, int64_t{1} << 32},
+      {"router", "path_choice", &c.path_choice, 0, 0, {"auto", "length"}},
+      {"router", "ttft_slo_ms", &c.ttft_slo_ms, 0, kDayMs},
       {"router", "drain_ms", &c.drain_ms, 0, kDayMs},
       {"router", "keep_alive_ms", &c.keep_alive_ms, 1000, kDayMs},
       {"router", "max_tokens_default", &c.max_tokens_default, 0, int64_t{1} << 32},
@@ -220,7 +223,7 @@ absl::StatusOr<NodeConfig> ReadNodeConfig(const std::string& path) {
   ASSIGN_OR_RETURN(NodeConfig config, ParseNodeConfig(text.str(), path));
   // Relative paths mean: beside the file, so that a node can be moved as a folder.
   const std::filesystem::path base = std::filesystem::absolute(path).parent_path();
-  for (std::string* p : {&config.model_path, &config.runtime_dir, &config.shm_dir, &config.api_key_file}) {
+  for (std::string* p : {&config.model_path, &config.runtime_dir, &config.shm_dir, &config.hardware, &config.api_key_file}) {
     if (!p->empty() && std::filesystem::path(*p).is_relative()) *p = (base / *p).lexically_normal().string();
   }
   RETURN_IF_ERROR(Validate(config));

@@ -19,6 +19,7 @@ struct NodeConfig {
   std::string runtime_dir = "/run/hearth";  // Unix sockets
   std::string shm_dir = "/dev/shm";         // a tmpfs or hugetlbfs for weights and KV
   std::string log_level = "info";
+  std::string hardware;  // this machine's profile, as `hearth probe` writes it: what first-token times are predicted from before any was measured
   // BF16 terms of matrix inputs and KV: 2 keeps 16 bits of mantissa and all expert choices of an F32 run, 1 is plain BF16: faster, half the KV (ADR 0006).
   int64_t activation_terms = 2;
   std::string numerics = "exact";  // "fast" allows kernels whose sums have an order of the hardware's: AMX tiles for prompts (docs/numerics.md)
@@ -63,6 +64,8 @@ struct NodeConfig {
   int64_t max_queue = 256;                                                                           // requests waiting; more are refused with 429
   int64_t max_body_bytes = 8 * 1024 * 1024;
   int64_t chunked_prefill_max_tokens = 2048;  // uncached prompts up to this go to decode as chunked prefill, longer ones to prefill
+  std::string path_choice = "auto";           // auto: by predicted time to the first token; length: the number above always decides
+  int64_t ttft_slo_ms = 0;                    // requests whose first token is expected later get 429, unless they say that they wait; 0: none
   int64_t drain_ms = 20'000;                  // on stop: running streams may finish for so long
   int64_t keep_alive_ms = 120'000;            // idle HTTP connections
   int64_t max_tokens_default = 0;             // requests without max_tokens: 0 = up to the context

@@ -180,6 +180,36 @@ void PrintMeasured(const Node& node, std::ostream& out) {
   if (!lines.str().empty()) out << "\nMeasured by the workers\n" << lines.str();
 }
 
+// Who computes a prompt, from how many tokens on, why, and how far the router's predictions can be trusted.
+void PrintPaths(const v1::RouterStatus::Paths& paths, std::ostream& out) {
+  out << "\nPrompts: ";
+  if (paths.decode_takes_all()) {
+    out << "decode computes all of them, by predicted time on an idle node\n";
+  } else {
+    out << absl::StrFormat("decode computes those of less than %d uncached tokens, prefill longer ones: by %s\n", paths.prefill_from_tokens(),
+                           paths.by_time()  ? "predicted time on an idle node"
+                           : paths.pinned() ? "length (router.path_choice)"
+                                            : "length, until both ways have been measured");
+  }
+  if (paths.ttft_slo_ms() > 0) out << absl::StrFormat("Promise: a first token within %.0f ms (router.ttft_slo_ms)\n", paths.ttft_slo_ms());
+  if (paths.costs_size() > 0) {
+    Table costs({"worker", "way", "a pass", "a token", "a token and 1000 before it", "from"});
+    for (const v1::RouterStatus::PathCost& cost : paths.costs()) {
+      costs.Add({cost.worker(), cost.way(), absl::StrFormat("%.2f ms", cost.fixed_ms()), absl::StrFormat("%.1f us", cost.token_us()),
+                 absl::StrFormat("%.2f us", cost.position_ns()), cost.passes() > 0 ? absl::StrCat(cost.passes(), " passes") : "roofline"});
+    }
+    costs.Print(out);
+  }
+  if (paths.predictions_size() > 0) {
+    Table trust({"first tokens", "count", "real / predicted p50", "off by p50", "off by p90"});
+    for (const v1::RouterStatus::Prediction& p : paths.predictions()) {
+      trust.Add({p.way(), absl::StrCat(p.count()), absl::StrFormat("%.2f", p.ratio_p50()), absl::StrFormat("%.0f%%", 100 * p.error_p50()),
+                 absl::StrFormat("%.0f%%", 100 * p.error_p90())});
+    }
+    trust.Print(out);
+  }
+}
+
 void PrintRouter(const v1::RouterStatus& r, std::ostream& out) {
   out << absl::StrFormat("\nRequests: %d queued, %d in prefill, %d in decode; %d in all, %d failed, %d cancelled, %d resumed\n", r.queued(),
                          r.prefilling(), r.decoding(), r.requests_total(), r.requests_failed(), r.requests_cancelled(), r.resumes_total());
@@ -195,6 +225,7 @@ void PrintRouter(const v1::RouterStatus& r, std::ostream& out) {
     add("TPOT (a token after the first)", r.tpot());
     table.Print(out);
   }
+  PrintPaths(r.paths(), out);
   for (const auto& w : r.workers()) {
     if (w.state() != "ready") out << "note: router sees " << w.name() << " " << w.state() << "\n";
   }

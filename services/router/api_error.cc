@@ -12,6 +12,7 @@ namespace {
 
 constexpr char kParam[] = "hearth/param";
 constexpr char kCode[] = "hearth/code";
+constexpr char kRetryAfter[] = "hearth/retry-after";
 constexpr char kHttp[] = "hearth/http";
 
 std::optional<std::string> Payload(const absl::Status& status, const char* key) {
@@ -28,6 +29,10 @@ absl::Status WithParam(absl::Status status, std::string_view param) {
 }
 absl::Status WithCode(absl::Status status, std::string_view code) {
   status.SetPayload(kCode, absl::Cord(Sv(code)));
+  return status;
+}
+absl::Status WithRetryAfter(absl::Status status, int seconds) {
+  status.SetPayload(kRetryAfter, absl::Cord(std::to_string(seconds)));
   return status;
 }
 absl::Status FieldError(std::string_view param, std::string_view message) { return WithParam(absl::InvalidArgumentError(Sv(message)), param); }
@@ -63,6 +68,8 @@ ApiError ToApiError(const absl::Status& status) {
       break;
     default: set(500, "server_error", "internal"); break;
   }
+  int seconds = 0;
+  if (const auto retry = Payload(status, kRetryAfter); retry && absl::SimpleAtoi(*retry, &seconds)) error.retry_after_seconds = seconds;
   int http_status = 0;
   if (const auto http = Payload(status, kHttp); http && absl::SimpleAtoi(*http, &http_status)) error.http_status = http_status;
   return error;

@@ -15,6 +15,8 @@ absl::Status FieldError(std::string_view param, std::string_view message);
 // What a client asked for and this server does not have: refused, never ignored.
 absl::Status Unsupported(std::string_view param, std::string_view message);
 absl::Status WithCode(absl::Status status, std::string_view code);
+// For ResourceExhausted and Unavailable: when to ask again, instead of after a second or two.
+absl::Status WithRetryAfter(absl::Status status, int seconds);
 absl::Status WithParam(absl::Status status, std::string_view param);
 // A status that HTTP knows and Status does not: 405, 413, 415, 431.
 absl::Status HttpError(int http_status, std::string_view code, std::string_view message);

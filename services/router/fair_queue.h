@@ -34,6 +34,14 @@ class FairQueue {
     return item;
   }
 
+  template <typename F>
+  void ForEach(F look) const {
+    for (const T& item : head_) look(item);
+    for (const auto& [key, lane] : lanes_) {
+      for (const T& item : lane) look(item);
+    }
+  }
+
   bool Remove(const T& item) {
     if (const auto at = std::find(head_.begin(), head_.end(), item); at != head_.end()) {
       head_.erase(at);

@@ -26,6 +26,7 @@ absl::StatusOr<Json> OptionsJson(const v1::GenerationOptions& options) {
   if (options.min_tokens() != 0) body["min_tokens"] = options.min_tokens();
   for (const std::string& stop : options.stop()) body["stop"].push_back(stop);
   if (options.ignore_eos()) body["ignore_eos"] = true;
+  if (options.wait_in_queue()) body["wait_in_queue"] = true;
   if (options.n() != 0) body["n"] = options.n();
   if (options.top_logprobs() != 0 && !options.logprobs()) return FieldError("top_logprobs", "'top_logprobs' needs 'logprobs'");
   return body;

@@ -17,6 +17,7 @@ constexpr double kNsPerSecond = 1e9;
 
 prometheus::Histogram::BucketBoundaries TtftSeconds() { return {0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 20, 30, 60, 120}; }
 prometheus::Histogram::BucketBoundaries TpotSeconds() { return {0.001, 0.0025, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.2, 0.5, 1}; }
+prometheus::Histogram::BucketBoundaries Ratios() { return {0.25, 0.5, 0.67, 0.8, 0.9, 1.0, 1.1, 1.25, 1.5, 2, 4}; }
 prometheus::Histogram::BucketBoundaries WholeSeconds() { return {0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 600}; }
 
 }  // namespace
@@ -90,6 +91,14 @@ struct Metrics::Families {
                                                                  .Register(registry);
   prometheus::Family<prometheus::Gauge>& draft_depth =
       prometheus::BuildGauge().Name("hearth_draft_depth").Help("Drafts a stream in the last step, by worker").Register(registry);
+  prometheus::Family<prometheus::Counter>& paths = prometheus::BuildCounter()
+                                                       .Name("hearth_paths_chosen_total")
+                                                       .Help("Streams by who computes their prompt, and whether predicted time or length decided")
+                                                       .Register(registry);
+  prometheus::Family<prometheus::Histogram>& ttft_ratio = prometheus::BuildHistogram()
+                                                              .Name("hearth_ttft_real_over_predicted")
+                                                              .Help("Time to first token over what was predicted when the path was chosen, by path")
+                                                              .Register(registry);
   prometheus::Histogram& queue = Seconds("hearth_queue_seconds", "Arrival to the first worker", TtftSeconds());
   prometheus::Histogram& ttft = Seconds("hearth_ttft_seconds", "Arrival to the first token", TtftSeconds());
   prometheus::Histogram& tpot = Seconds("hearth_tpot_seconds", "Time per output token after the first, one value a stream", TpotSeconds());
@@ -180,6 +189,12 @@ void Metrics::OnToken(const Stream& stream, int64_t now_ns) {
 void Metrics::OnResume() {
   ++resumes_;
   families_->resumes.Increment();
+}
+
+void Metrics::OnPathChosen(const std::string& path, const std::string& by) { families_->paths.Add({{"path", path}, {"by", by}}).Increment(); }
+
+void Metrics::OnPrediction(const std::string& way, double predicted_s, double real_s) {
+  if (predicted_s > 0) families_->ttft_ratio.Add({{"path", way}}, Ratios()).Observe(real_s / predicted_s);
 }
 
 void Metrics::OnHttpAnswer(int status) { families_->http.Add({{"code", std::to_string(status)}}).Increment(); }

@@ -33,12 +33,14 @@ class Metrics {
   ~Metrics();
 
   void OnRequestAccepted(const Request& request);
-  void OnRequestRefused(const std::string& reason);  // "queue_full", "not_ready", "draining"
+  void OnRequestRefused(const std::string& reason);  // "queue_full", "ttft_slo", "not_ready", "draining"
   void OnRequestEnd(const Request& request);
   void OnMove(const Stream& stream, StreamState from, int64_t now_ns);  // stream.state is the new one
   void OnAdded();                                                       // a stream, QUEUED
   void OnToken(const Stream& stream, int64_t now_ns);                   // before the stream's token times change
   void OnResume();
+  void OnPathChosen(const std::string& path, const std::string& by);             // "decode", "prefill"; "time", "length"
+  void OnPrediction(const std::string& way, double predicted_s, double real_s);  // of a first token
   void OnHttpAnswer(int status);
   // What a decode worker said last of its drafts; totals of its process, which begins at 0 again when it is restarted.
   void OnSpeculation(const std::string& worker, uint64_t drafts, uint64_t accepted, int64_t depth);

@@ -50,6 +50,97 @@ TEST(SchedulerTest, PathFollowsTheUncachedLength) {
   EXPECT_EQ(node.prefill->calls().size(), 1U);
 }
 
+v1::RouterStatus StatusOf(const TestNode& node) {
+  auto stub = v1::Router::NewStub(UnixChannel(node.config.RouterAdminSocket()));
+  grpc::ClientContext context;
+  v1::RouterStatus status;
+  HEARTH_CHECK(stub->Status(&context, {}, &status).ok());
+  return status;
+}
+
+// Decode: 10 ms and 1 ms a token. Prefill streams weights: half a second and 0.1 ms a token. They meet at about 550 tokens.
+void SetCosts(TestNode* node) {
+  node->decode->SetPasses("chunked", {{64, 0.074}, {256, 0.266}, {512, 0.522}});
+  node->prefill->SetPasses("slp", {{100, 0.51}, {1000, 0.6}, {8000, 1.3}});
+}
+
+TEST(SchedulerTest, PathFollowsThePredictedTimeOnceBothWaysAreMeasured) {
+  TestNode node([](NodeConfig* config) { config->chunked_prefill_max_tokens = 100; });
+  EXPECT_FALSE(StatusOf(node).paths().by_time());
+  EXPECT_EQ(StatusOf(node).paths().prefill_from_tokens(), 101);
+  EXPECT_EQ(node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(200)}})).status, 200);
+  EXPECT_EQ(node.prefill->calls().size(), 1U);  // by length
+  SetCosts(&node);
+  ASSERT_TRUE(WaitFor([&] { return StatusOf(node).paths().by_time(); }));
+  const v1::RouterStatus::Paths paths = StatusOf(node).paths();
+  EXPECT_GT(paths.prefill_from_tokens(), 250);
+  EXPECT_LT(paths.prefill_from_tokens(), 700);
+  EXPECT_EQ(paths.costs_size(), 2);
+  EXPECT_EQ(node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(200)}})).status, 200);
+  EXPECT_EQ(node.prefill->calls().size(), 1U);
+  EXPECT_EQ(node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(900)}})).status, 200);
+  EXPECT_EQ(node.prefill->calls().size(), 2U);
+  // While decode has a long prompt's worth of others before it, prefill has the shorter time.
+  node.decode->hold_at = 0;
+  TestClient other(node.address());
+  other.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(240)}, {"n", 8}}).dump());
+  TestClient second(node.address());
+  second.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(240)}}).dump());
+  TestClient third(node.address());
+  ASSERT_TRUE(node.decode->WaitRunning(2, absl::Seconds(2)));
+  third.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(240)}}).dump());
+  ASSERT_TRUE(WaitFor([&] { return node.prefill->calls().size() == 3U; }));
+  node.decode->Release();
+  for (TestClient* client : {&other, &second, &third}) EXPECT_EQ(client->Read().status, 200);
+  EXPECT_EQ(node.Metric("hearth_paths_chosen_total{by=\"length\",path=\"prefill\"}"), 1);
+  EXPECT_GE(node.Metric("hearth_paths_chosen_total{by=\"time\",path=\"prefill\"}"), 2);
+  EXPECT_GE(StatusOf(node).paths().predictions_size(), 2);
+  EXPECT_GE(node.Metric("hearth_ttft_real_over_predicted_count{path=\"decode chunked\"}"), 1);
+}
+
+TEST(SchedulerTest, APinnedPathFollowsTheLengthWhateverWasMeasured) {
+  TestNode node([](NodeConfig* config) {
+    config->chunked_prefill_max_tokens = 100;
+    config->path_choice = "length";
+  });
+  SetCosts(&node);
+  ASSERT_TRUE(WaitFor([&] { return StatusOf(node).paths().costs_size() == 2; }));
+  EXPECT_TRUE(StatusOf(node).paths().pinned());
+  EXPECT_EQ(node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(200)}})).status, 200);
+  EXPECT_EQ(node.prefill->calls().size(), 1U);
+}
+
+TEST(SchedulerTest, WhatBreaksThePromiseIsRefusedAtOnceOrWaitsAsTheClientChose) {
+  TestNode node([](NodeConfig* config) { config->ttft_slo_ms = 2000; });
+  EXPECT_EQ(node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(3000)}})).status, 200);  // nothing was measured: nothing is refused
+  node.decode->SetPasses("chunked", {{64, 0.74}, {256, 2.66}, {512, 5.22}});
+  ASSERT_TRUE(WaitFor([&] { return StatusOf(node).paths().costs_size() == 1; }));
+  EXPECT_EQ(node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(60)}})).status, 200);
+  const auto refused = node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(1000)}}));
+  EXPECT_EQ(refused.status, 429) << refused.body;
+  EXPECT_EQ(refused.json()["error"]["code"], "ttft_slo");
+  EXPECT_THAT(refused.body, AllOf(HasSubstr("router.ttft_slo_ms"), HasSubstr("wait_in_queue"), HasSubstr("idle node")));
+  const int retry_after = std::stoi(refused.headers.at("retry-after"));
+  EXPECT_GE(retry_after, 6);
+  EXPECT_LE(retry_after, 14);
+  EXPECT_EQ(node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(1000)}, {"wait_in_queue", true}})).status, 200);
+  EXPECT_EQ(node.Metric("hearth_requests_refused_total{reason=\"ttft_slo\"}"), 1);
+  // Over gRPC the same, with the time in the trailer.
+  auto stub = v1::Inference::NewStub(grpc::CreateChannel(node.router->grpc_addresses().front(), grpc::InsecureChannelCredentials()));
+  for (const bool waits : {false, true}) {
+    grpc::ClientContext context;
+    v1::GenerateRequest request;
+    for (const int32_t id : LongPrompt(1000)) request.mutable_token_ids()->add_ids(id);
+    request.mutable_options()->set_wait_in_queue(waits);
+    auto reader = stub->Generate(&context, request);
+    v1::GenerateEvent event;
+    while (reader->Read(&event)) {
+    }
+    EXPECT_EQ(reader->Finish().error_code(), waits ? grpc::StatusCode::OK : grpc::StatusCode::RESOURCE_EXHAUSTED);
+    EXPECT_EQ(context.GetServerTrailingMetadata().count("retry-after-ms"), waits ? 0U : 1U);
+  }
+}
+
 TEST(SchedulerTest, LostDecodeWorkerIsAPauseWithoutRepeatedTokens) {
   TestNode node;
   node.decode->stale_events = true;  // what an old worker might still say is dropped

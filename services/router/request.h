@@ -61,6 +61,7 @@ struct RequestOptions {
   bool skip_special_tokens = true;
   int32_t num_logprobs = -1;  // -1: none; 0: of the chosen token; k: and of the k best
   int32_t n = 1;
+  bool wait_in_queue = false;  // also where the first token is expected later than the node promises
 };
 
 struct Usage {

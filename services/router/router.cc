@@ -18,6 +18,7 @@
 #include "services/router/grpc_service.h"
 #include "services/router/http/listen_address.h"
 #include "services/router/openai/http_api.h"
+#include "services/router/planned_costs.h"
 #include "services/router/status_service.h"
 
 namespace hearth::router {
@@ -62,6 +63,7 @@ absl::StatusOr<std::unique_ptr<Router>> Router::Start(const NodeConfig& config, 
 Router::Router(const NodeConfig& config) : config_(config), started_ns_(MonotonicNowNs()) {}
 
 absl::Status Router::Init(std::unique_ptr<StoreClient> store, const RouterTimes& times) {
+  RETURN_IF_ERROR(CheckHardware(config_));
   ASSIGN_OR_RETURN(ModelInfo model, ModelInfo::Load(config_, config_.model_path));
   ASSIGN_OR_RETURN(ApiKeys keys, ApiKeys::Load(config_.api_key_file));
   keys_ = std::make_unique<ApiKeys>(std::move(keys));
@@ -84,12 +86,17 @@ absl::Status Router::Init(std::unique_ptr<StoreClient> store, const RouterTimes&
   SchedulerOptions options;
   options.max_queue = config_.max_queue;
   options.chunked_prefill_max_tokens = config_.chunked_prefill_max_tokens;
+  options.path_by_length = config_.path_choice == "length";
+  options.ttft_slo = absl::Milliseconds(config_.ttft_slo_ms);
   options.give_up = times.give_up;
   options.admit_grace = times.admit_grace;
   options.link_times = times.link;
   scheduler_ = std::make_unique<Scheduler>(loop_.get(), std::move(options), model_.get(), store_.get(), peek_.get(), metrics_.get());
   health_ = std::make_unique<Health>(store_.get(), model_.get(), scheduler_.get(), times.store_grace);
-  model_->set_on_replaced([this] { scheduler_->OnModelReplaced(); });
+  model_->set_on_replaced([this] {
+    scheduler_->OnModelReplaced();
+    PlanCostsOf(store_->View().model_dir);
+  });
   scheduler_->set_gate([this] { return health_->StoreReadiness(); });
 
   RETURN_IF_ERROR(StartHttp(times));
@@ -106,8 +113,23 @@ absl::Status Router::Init(std::unique_ptr<StoreClient> store, const RouterTimes&
     }
     scheduler_->set_on_readiness([this] { UpdateReadiness(); });
     UpdateReadiness();
+    PlanCostsOf(config_.model_path);
   });
   return absl::OkStatus();
+}
+
+void Router::PlanCostsOf(const std::string& model_dir) {
+  loop_->Offload([this, model_dir] {
+    auto planned = std::make_shared<absl::StatusOr<std::vector<PlannedCost>>>(PlanCosts(config_, model_dir));
+    loop_->Post([this, planned] {
+      if (!planned->ok()) {
+        spdlog::warn("first-token times are not predicted before passes were measured: {}", planned->status().ToString());
+        return;
+      }
+      if (scheduler_ == nullptr) return;
+      for (const PlannedCost& each : **planned) scheduler_->costs().StartFrom(each.way, each.cost, each.shape_only);
+    });
+  });
 }
 
 absl::Status Router::StartHttp(const RouterTimes& times) {
@@ -281,6 +303,7 @@ void Router::FillStatus(v1::RouterStatus* status) {
     out->set_state(link->state());
   }
   status->set_resumes_total(metrics_->resumes());
+  scheduler_->FillPaths(status);
 }
 
 }  // namespace hearth::router

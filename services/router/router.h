@@ -67,6 +67,7 @@ class Router {
   void RunOnLoop(std::function<void()> work);  // and waits for it
   void FillStatus(v1::RouterStatus* status);
   void UpdateReadiness();
+  void PlanCostsOf(const std::string& model_dir);  // on the pool; the scheduler starts from them
 
   const NodeConfig config_;
   const int64_t started_ns_;

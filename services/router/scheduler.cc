@@ -11,11 +11,13 @@
 #include "common/shm/kv_pool.h"
 #include "services/router/api_error.h"
 #include "services/router/choice_text.h"
+#include "services/router/scheduler_track.h"
 
 namespace hearth::router {
 namespace {
 
 constexpr size_t kEndedIdsMax = 10'000;
+constexpr size_t kEndsKept = 16;
 
 // How long ago, from CLOCK_MONOTONIC nanoseconds.
 absl::Duration Since(int64_t then_ns) { return absl::Nanoseconds(MonotonicNowNs() - then_ns); }
@@ -26,39 +28,6 @@ absl::Status OtherWeights(const WorkerLink& link) {
 absl::Status Replaced() { return absl::UnavailableError("the model was replaced while this request was waiting: send it again"); }
 
 }  // namespace
-
-// One Continue in flight; the link's place is given back exactly once.
-struct Scheduler::CallRef {
-  WorkerLink* link = nullptr;
-  bool counted = true;
-  bool saw_event = false;
-  void Release() {
-    if (std::exchange(counted, false)) link->AddRunning(-1);
-  }
-};
-
-// What the scheduler knows of a stream beyond its value.
-struct Scheduler::Track {
-  std::shared_ptr<Request> owner;
-  std::shared_ptr<Stream> stream;
-  std::shared_ptr<WorkerCall> call;
-  std::shared_ptr<CallRef> ref;
-  std::vector<TrackPtr> followers;  // choices of the same prompt that wait for its pages
-  bool touched = false;             // a worker has had it: it may have pages
-  bool prefilled = false;           // or no prefill worker is to be asked any more: decode takes it as it is
-  int64_t cached_tokens = 0;        // of its prompt, as the store predicted; chooses the path, no more
-  int lost = 0;                     // workers lost in a row without a token gained
-  int64_t waiting_since_ns = 0;
-  int64_t refused_since_ns = 0;  // 0: not refused since it last ran
-
-  int64_t arrived_ns() const { return owner->arrived_ns; }
-};
-
-struct Scheduler::Active {
-  std::shared_ptr<Request> request;
-  std::vector<TrackPtr> tracks;
-  bool waiting = true;  // counted in waiting_requests_
-};
 
 Scheduler::Scheduler(EventLoop* loop, SchedulerOptions options, ServedModel* model, StoreClient* store, PrefixPeek* peek, Metrics* metrics)
     : loop_(loop),
@@ -85,7 +54,11 @@ void Scheduler::AddWorker(WorkerLink::Kind kind, const std::string& name, const 
     ScheduleDispatch();
     if (on_readiness_) on_readiness_();
   };
-  const auto on_status = [this, name](const v1::WorkerStatus& status) { metrics_->OnWorkerStatus(name, status); };
+  const auto on_status = [this, name](const v1::WorkerStatus& status) {
+    metrics_->OnWorkerStatus(name, status);
+    costs_.OnWorkerStatus(name, status);
+    UpdatePeek();
+  };
   links_.push_back(std::make_unique<WorkerLink>(loop_, kind, name, socket_path, options_.link_times, on_change, on_status));
 }
 
@@ -125,7 +98,7 @@ absl::Status Scheduler::Admit(const Request& request) const {
   if (waiting_requests_ >= options_.max_queue) {
     return absl::ResourceExhaustedError(absl::StrFormat("%d requests are waiting already (router.max_queue): try again shortly", waiting_requests_));
   }
-  return absl::OkStatus();
+  return CheckTtft(request);
 }
 
 // Since when no decode worker is ready or draining; 0 when none has ever been there.
@@ -142,7 +115,7 @@ absl::Status Scheduler::Submit(std::shared_ptr<Request> request) {
   model_->Refresh();
   request->model = model_->Named(request->model);
   if (absl::Status admitted = Admit(*request); !admitted.ok()) {
-    if (absl::IsResourceExhausted(admitted)) metrics_->OnRequestRefused("queue_full");
+    if (absl::IsResourceExhausted(admitted)) metrics_->OnRequestRefused(*ToApiError(admitted).code);
     if (absl::IsUnavailable(admitted)) metrics_->OnRequestRefused(draining_ ? "draining" : "not_ready");
     return admitted;
   }
@@ -203,10 +176,9 @@ void Scheduler::MakeStreams(Active& active) {
 }
 
 void Scheduler::Enqueue(const TrackPtr& track, bool at_head) {
-  const Stream& stream = *track->stream;
   // Also for a stream that has output: the prefill form ends before the last prompt token, and decode recomputes what follows.
-  const bool is_long = stream.prefill_until() - track->cached_tokens > options_.chunked_prefill_max_tokens;
-  FairQueue<TrackPtr>& queue = is_long && !track->prefilled ? prefill_queue_ : decode_queue_;
+  if (!track->prefilled) ChoosePath(track);
+  FairQueue<TrackPtr>& queue = track->forecast.to_prefill && !track->prefilled ? prefill_queue_ : decode_queue_;
   if (at_head) {
     queue.PushHead(track);
   } else {
@@ -309,6 +281,7 @@ void Scheduler::StartCall(const TrackPtr& track, WorkerLink* link) {
   Move(track, link->kind() == WorkerLink::Kind::kPrefill ? StreamState::kPrefilling : StreamState::kDecoding);
   auto ref = std::make_shared<CallRef>();
   ref->link = link;
+  ref->begun_ns = MonotonicNowNs();
   link->AddRunning(1);
   track->ref = ref;
   // The closures outlive the scheduler only until it goes: its destructor cancels every call, and a cancelled call is silent.
@@ -360,6 +333,7 @@ void Scheduler::OnEvent(const TrackPtr& track, const std::shared_ptr<CallRef>& r
       if (stream.state != StreamState::kPrefilling) return;
       track->prefilled = true;
       track->lost = 0;
+      last_prefilled_ns_[ref->link] = MonotonicNowNs();
       EndCall(track, false);
       Move(track, StreamState::kHandoff);
       track->waiting_since_ns = MonotonicNowNs();
@@ -395,6 +369,7 @@ void Scheduler::OnToken(const TrackPtr& track, const v1::StreamEvent::Token& tok
   const RequestOptions& options = track->owner->options;
   const int64_t now_ns = MonotonicNowNs();
   metrics_->OnToken(stream, now_ns);
+  if (have == 0) OnFirstToken(track);
   if (stream.first_token_ns == 0) stream.first_token_ns = now_ns;
   stream.last_token_ns = now_ns;
   stream.output_ids.push_back(token.id());
@@ -478,7 +453,7 @@ void Scheduler::Requeue(const TrackPtr& track, const std::string& why, Pages pag
   }
   Move(track, StreamState::kQueued);
   track->waiting_since_ns = MonotonicNowNs();
-  if (pages == Pages::kKept || track->stream->prefill_until() <= options_.chunked_prefill_max_tokens) {
+  if (pages == Pages::kKept || track->stream->prefill_until() <= peek_->from_tokens()) {
     Enqueue(track, true);
     ScheduleDispatch();
     return;
@@ -636,6 +611,10 @@ void Scheduler::Move(const TrackPtr& track, StreamState to) {
   stream.state = to;
   stream.events.push_back({to, now_ns});
   metrics_->OnMove(stream, from, now_ns);
+  if (IsEnd(to) && from == StreamState::kDecoding) {
+    ends_ns_.push_back(now_ns);
+    if (ends_ns_.size() > kEndsKept) ends_ns_.pop_front();
+  }
 }
 
 void Scheduler::OnModelReplaced() {

@@ -2,8 +2,9 @@
 // Room: services/router. May touch: worker links, the store's client, common/base. Not: sockets, JSON.
 // Threads: the loop only.
 //
-// Path: a prompt whose uncached part is at most `chunked_prefill_max_tokens` goes to a decode worker, which prefills it in chunks between
-// its steps; a longer one goes to a prefill worker, and from there (HANDOFF) to a decode worker. Without a prefill worker decode takes all.
+// Path: a prompt is computed by a decode worker, in chunks between its steps, or by a prefill worker, from where it goes (HANDOFF) to a decode worker:
+// whichever is expected to give the first token sooner (scheduler_paths.cc). Until both have been measured, and where the operator wants it so, length
+// decides: at most `chunked_prefill_max_tokens` uncached tokens are decode's. Without a prefill worker decode takes all.
 // A stream that was accepted stays accepted: a lost worker, a lost place (preemption) or a refusal puts it back to the queue's head and it
 // goes on behind the last token that the router has, in a new epoch; where its pages may be gone its path is chosen anew. It fails only when no
 // worker could take it for `give_up`, when it has lost `attempts_max` workers in a row without gaining a token (it may be what kills them), or
@@ -21,10 +22,13 @@
 #include "absl/status/status.h"
 #include "absl/time/time.h"
 #include "common/rpc/store_client.h"
+#include "hearth/v1/node.pb.h"
 #include "services/router/event_loop.h"
 #include "services/router/fair_queue.h"
 #include "services/router/leftover_pages.h"
 #include "services/router/metrics.h"
+#include "services/router/path_choice.h"
+#include "services/router/path_costs.h"
 #include "services/router/prefix_peek.h"
 #include "services/router/request.h"
 #include "services/router/served_model.h"
@@ -35,11 +39,23 @@ namespace hearth::router {
 struct SchedulerOptions {
   int64_t max_queue = 256;
   int64_t chunked_prefill_max_tokens = 2048;
+  bool path_by_length = false;                     // that constant always decides
+  absl::Duration ttft_slo = absl::ZeroDuration();  // 0: nothing is promised
   absl::Duration give_up = absl::Seconds(60);
   // Requests that come while no decode worker is ready still queue for so long: a worker's restart takes seconds.
   absl::Duration admit_grace = absl::Seconds(5);
   int attempts_max = 5;
   LinkTimes link_times;
+};
+
+// What is expected of a prompt that comes now.
+struct PathForecast {
+  bool to_prefill = false;
+  bool by_time = false;           // times decided, not the prompt's length
+  std::string way;                // PathCosts::WayOf the worker that it was made for
+  std::optional<double> seconds;  // to the first token; none: nothing was measured yet
+  double extra_s = 0;             // in it
+  int64_t made_ns = 0;
 };
 
 class Scheduler {
@@ -64,6 +80,9 @@ class Scheduler {
   // New requests are refused from now on; `on_empty` is called once when nothing runs.
   void Drain(std::function<void()> on_empty);
   void FailAll(const absl::Status& status);
+
+  PathCosts& costs() { return costs_; }
+  void FillPaths(v1::RouterStatus* status) const;
 
   bool draining() const { return draining_; }
   // OK, or Unavailable with the reason: whether a decode worker is ready now.
@@ -107,11 +126,26 @@ class Scheduler {
   void ReleaseFollowers(const TrackPtr& track);
   void Tick();
 
+  // scheduler_paths.cc. `idle`: as if nothing ran or waited.
+  double PlaceSeconds() const;
+  std::optional<DecodeWay> DecodeWayNow(bool idle) const;
+  std::optional<PrefillWay> PrefillWayNow(const WorkerLink& link, bool idle) const;
+  PathForecast Forecast(const PromptWork& prompt, bool idle) const;
+  void ChoosePath(const TrackPtr& track);
+  // ResourceExhausted with a retry time: the first token is expected later than the node promises.
+  absl::Status CheckTtft(const Request& request) const;
+  void OnFirstToken(const TrackPtr& track);
+  // Uncached tokens from which on a prompt goes to prefill while nothing else runs; kCrossoverMax: decode takes all. None: not by time.
+  static constexpr int64_t kCrossoverMax = int64_t{1} << 20;
+  std::optional<int64_t> CrossoverTokens() const;
+  void UpdatePeek();
+
   EventLoop* loop_;
   const SchedulerOptions options_;
   ServedModel* model_;
   PrefixPeek* peek_;
   Metrics* metrics_;
+  PathCosts costs_;
   std::function<void()> on_readiness_;
   std::function<absl::Status()> gate_;
   std::function<void()> on_empty_;
@@ -127,6 +161,8 @@ class Scheduler {
   FairQueue<TrackPtr> decode_queue_;
   FairQueue<TrackPtr> prefill_queue_;
   std::deque<TrackPtr> handoff_;
+  std::deque<int64_t> ends_ns_;  // of the last streams that were decoded
+  absl::flat_hash_map<const WorkerLink*, int64_t> last_prefilled_ns_;
   int64_t waiting_requests_ = 0;  // of which no stream has been with a worker yet
   std::shared_ptr<void> tick_timer_;
   std::vector<std::unique_ptr<WorkerLink>> links_;

@@ -78,7 +78,8 @@ class Node:
         self.start_all = start
         sections = {"node": {"name": self.name, "runtime_dir": str(self.dir), "shm_dir": str(self.shm), "log_level": "info"},
                     "model": {"path": str(model), "name": "m"},
-                    "router": {"http_listen": [f"localhost:{self.http_port}"], "grpc_listen": [f"localhost:{self.grpc_port}"]}}
+                    # Which way a prompt goes is the test's own affair: what was measured before must not change it.
+                    "router": {"path_choice": "length", "http_listen": [f"localhost:{self.http_port}"], "grpc_listen": [f"localhost:{self.grpc_port}"]}}
         for line in config.splitlines():  # "router.max_queue = 3"
             if "=" in line:
                 key, value = line.split("=", 1)

@@ -134,6 +134,7 @@ absl::Status ParseOptions(Fields& fields, const ModelInfo& model, int64_t max_to
   options->n = static_cast<int32_t>(n.value_or(1));
   std::optional<std::string> user;  // who asks, in the client's words: checked, and not used
   RETURN_IF_ERROR(fields.String("user", &user));
+  RETURN_IF_ERROR(fields.Bool("wait_in_queue", &options->wait_in_queue));
   return fields.Bool("skip_special_tokens", &options->skip_special_tokens);
 }
 

@@ -17,6 +17,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
 #include "common/base/check.h"
+#include "common/roofline/pass_cost.h"
 #include "common/rpc/rpc.h"
 #include "hearth/v1/node.grpc.pb.h"
 
@@ -150,6 +151,20 @@ void FakeWorker::Release() {
   released_.notify_all();
 }
 
+void FakeWorker::SetPasses(const std::string& path, std::vector<std::pair<int64_t, double>> tokens_and_seconds) {
+  std::lock_guard lock(mutex_);
+  prompts_.set_path(path);
+  prompts_.set_tokens_at_once(path == "chunked" ? 512 : 32768);
+  prompts_.set_tokens_between_steps(kind_ == "decode" ? 64 : 0);
+  for (const auto& [tokens, seconds] : tokens_and_seconds) {
+    auto* pass = prompts_.add_passes();
+    pass->set_number(static_cast<uint64_t>(prompts_.passes_size()));
+    pass->set_tokens(static_cast<int32_t>(tokens));
+    pass->set_positions(WorkOf(0, tokens).positions);
+    pass->set_seconds(seconds);
+  }
+}
+
 std::vector<v1::Stream> FakeWorker::calls() const {
   std::lock_guard lock(mutex_);
   return calls_;
@@ -171,6 +186,11 @@ grpc::Status FakeWorker::Status(grpc::ServerContext* context, const v1::WorkerSt
   status->set_state(draining ? "draining" : ready ? "ready" : "waiting for the store");
   status->set_generation(generation());
   status->set_max_batch(max_batch);
+  status->set_step_ms_p50(step_ms);
+  {
+    std::lock_guard lock(mutex_);
+    *status->mutable_prompts() = prompts_;
+  }
   return grpc::Status::OK;
 }
 

@@ -89,6 +89,9 @@ class FakeWorker final : public v1::Worker::Service {
   std::atomic<bool> status_hangs{false};
   std::atomic<bool> ready{true};
   std::atomic<bool> draining{false};
+  // Of its passes over prompts: reported from the first Status on. Empty: it says nothing of them.
+  void SetPasses(const std::string& path, std::vector<std::pair<int64_t, double>> tokens_and_seconds);
+  std::atomic<double> step_ms{0};
   std::atomic<int32_t> max_batch{8};
   std::atomic<int32_t> cached_tokens{0};
   void Release();
@@ -112,6 +115,7 @@ class FakeWorker final : public v1::Worker::Service {
   std::vector<int32_t> script_;
   std::vector<v1::Stream> calls_;
   std::string generation_;
+  v1::WorkerStatus::Prompts prompts_;
   std::optional<absl::Time> cancelled_at_;
   std::atomic<int> running_{0};
   std::atomic<bool> dying_{false};
