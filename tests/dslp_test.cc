@@ -274,7 +274,7 @@ TEST_P(Dslp, RanksAsProcessesGiveTheSameBits) {
     if (!made.ok()) return made.status().ToString();
     TestStream stream;
     for (int32_t page = 0; page * kPageTokens < lengths[i]; ++page) stream.pages.push_back(page);
-    const absl::Status status = (*made)->engine->Run(**kv, BatchOf({{&stream, ids[i]}}), logits, {});
+    const absl::Status status = (*made)->engine->RunShared(**kv, BatchOf({{&stream, ids[i]}}), logits, {});
     if (!status.ok()) return status.ToString();
     if (ring_slots == 0) return "";
     const std::set<int64_t> asked = (*made)->rings->asked();
@@ -359,7 +359,7 @@ TEST(DslpFaults, ARankKilledInMidPassLetsTheOtherGo) {
   const auto run = [&](PrefillRank& rank, const SlpHooks& hooks) {
     KvGeometry geometry = rank.model->kv_geometry();
     geometry.num_pages = 4;
-    return rank.engine->Run(*KvPool::InMemory(geometry), batch, nullptr, hooks);
+    return rank.engine->RunShared(*KvPool::InMemory(geometry), batch, nullptr, hooks);
   };
   const pid_t child = fork();
   ASSERT_GE(child, 0);
@@ -391,11 +391,10 @@ TEST(DslpFaults, ARankKilledInMidPassLetsTheOtherGo) {
   close(reached[0]);
   close(reached[1]);
 
-  // What is left goes on, here as a group of one.
-  GroupMemory alone_memory(1);
-  auto alone = PrefillRank::Make(dir, 1, device, options, 0, 1, alone_memory.data());
-  ASSERT_TRUE(alone.ok()) << alone.status();
-  EXPECT_TRUE(run(**alone, {}).ok());
+  // What is left goes on alone.
+  KvGeometry geometry = (*rank)->model->kv_geometry();
+  geometry.num_pages = 4;
+  EXPECT_TRUE((*rank)->engine->Run(*KvPool::InMemory(geometry), batch, nullptr, {}).ok());
 }
 
 }  // namespace

@@ -51,12 +51,13 @@ struct PrefillRank {
     ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(model_dir));
     ASSIGN_OR_RETURN(const std::shared_ptr<const WeightImage> image, ImageOf(model_dir, num_shards));
     ASSIGN_OR_RETURN(made->model, Model::Bind(config, image, *made->device));
-    options.group = made->group.get();
+    options.ranks = ranks;
     if (ring_slots > 0) {
       made->rings = std::make_unique<ServedRings>(*image, *made->model, ring_slots);
       options.experts = made->rings->source();
     }
     ASSIGN_OR_RETURN(made->engine, SlpEngine::Make(*made->device, *made->model, options));
+    RETURN_IF_ERROR(made->engine->SetGroup(made->group.get()));
     return made;
   }
 };
@@ -79,7 +80,8 @@ class RankGroup {
     std::vector<absl::Status> statuses(ranks_.size());
     std::vector<std::thread> threads;
     for (size_t rank = 0; rank < ranks_.size(); ++rank) {
-      threads.emplace_back([&, rank] { statuses[rank] = ranks_[rank]->engine->Run(kv, batch, logits, hooks.empty() ? SlpHooks{} : hooks[rank]); });
+      threads.emplace_back(
+          [&, rank] { statuses[rank] = ranks_[rank]->engine->RunShared(kv, batch, logits, hooks.empty() ? SlpHooks{} : hooks[rank]); });
     }
     for (std::thread& thread : threads) thread.join();
     return statuses;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -51,10 +52,13 @@ class Collectives {
   virtual int rank() const = 0;
   virtual int size() const = 0;
 
-  // Waits until all ranks have begun the pass. `stop` (which outlives the pass) ends its waits with Cancelled.
-  virtual absl::Status Begin(const StopToken& stop) = 0;
+  // Waits until all ranks have begun the pass. `stop`, and a `wanted` that says false, end its waits with Cancelled; `stop` outlives the pass, as
+  // does what `wanted` asks.
+  virtual absl::Status Begin(const StopToken& stop, const std::function<bool()>& wanted) = 0;
   // Of the pass that was begun; of the next one if none is. With an error the others' pass ends too.
   virtual void End(const absl::Status& status) = 0;
+  // Of the pass that was begun: OK, or that another rank is gone or has left it. Waits for nothing; for long stretches between two calls.
+  virtual absl::Status Check() = 0;
 
   virtual void AllGather(Stream& stream, const AllGatherArgs& args) = 0;
   virtual void AllToAll(Stream& stream, const AllToAllArgs& args) = 0;
@@ -62,6 +66,11 @@ class Collectives {
 
   // Of the last pass, in the order of the first calls.
   virtual const std::vector<Traffic>& traffic() const = 0;
+
+  // Any thread. Whether another rank has begun a pass that this one has not.
+  virtual bool Called() const = 0;
+  // Any thread. Waits until another rank begins a pass, at most so long; returns a number that changes with each such begin. `seen`: what it returned last.
+  virtual uint32_t AwaitCall(uint32_t seen, int64_t timeout_ns) const = 0;
 };
 
 // Adds to a list of traffic.

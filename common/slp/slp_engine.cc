@@ -3,17 +3,18 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/check.h"
 #include "common/model/batch_check.h"
 #include "common/slp/slp_pass.h"
 
 namespace hearth {
 
 absl::StatusOr<std::unique_ptr<SlpEngine>> SlpEngine::Make(Device& device, const Model& model, const SlpOptions& options) {
-  const int64_t ranks = options.group == nullptr ? 1 : options.group->size();
-  if (!RanksShareQuarters(ranks)) {
-    return absl::InvalidArgumentError(absl::StrCat(ranks, " prefill ranks: experts are shared by quarters of their ids, so there can be 1, 2 or 4"));
+  if (!RanksShareQuarters(options.ranks)) {
+    return absl::InvalidArgumentError(
+        absl::StrCat(options.ranks, " prefill ranks: experts are shared by quarters of their ids, so there can be 1, 2 or 4"));
   }
-  ASSIGN_OR_RETURN(WeightPlan plan, WeightPlan::Make(model, options.group == nullptr ? 0 : options.group->rank(), ranks));
+  ASSIGN_OR_RETURN(WeightPlan plan, WeightPlan::Make(model, 0, 1));
   ASSIGN_OR_RETURN(std::unique_ptr<SlpMemory> memory, SlpMemory::Make(device, model, plan, options));
   return std::unique_ptr<SlpEngine>(new SlpEngine(device, model, std::move(plan), std::move(memory), options));
 }
@@ -26,21 +27,43 @@ absl::Status SlpEngine::Check(const KvPool& kv, const ForwardBatch& batch) const
   return absl::OkStatus();
 }
 
+absl::Status SlpEngine::SetGroup(Collectives* group) {
+  if (group != nullptr && group->size() != options_.ranks) {
+    return absl::InvalidArgumentError(absl::StrCat("a group of ", group->size(), " ranks for an engine made for ", options_.ranks));
+  }
+  group_ = group;
+  shared_plan_.reset();
+  if (group == nullptr) return absl::OkStatus();
+  ASSIGN_OR_RETURN(shared_plan_, WeightPlan::Make(model_, group->rank(), group->size()));
+  return absl::OkStatus();
+}
+
 absl::Status SlpEngine::Run(const KvPool& kv, const ForwardBatch& batch, float* logits, const SlpHooks& hooks) {
+  RETURN_IF_ERROR(Check(kv, batch));
+  return Pass(plan_, nullptr, kv, batch, logits, hooks);
+}
+
+absl::Status SlpEngine::RunShared(const KvPool& kv, const ForwardBatch& batch, float* logits, const SlpHooks& hooks) {
+  HEARTH_CHECK(group_ != nullptr);
   if (const absl::Status status = Check(kv, batch); !status.ok()) {
-    if (options_.group != nullptr) options_.group->End(status);
+    group_->End(status);
     return status;
   }
+  return Pass(*shared_plan_, group_, kv, batch, logits, hooks);
+}
+
+absl::Status SlpEngine::Pass(const WeightPlan& plan, Collectives* group, const KvPool& kv, const ForwardBatch& batch, float* logits,
+                             const SlpHooks& hooks) {
   const int64_t begin_ns = device_.Now();
   SlpPass pass({.device = device_,
                 .model = model_,
-                .plan = plan_,
+                .plan = plan,
                 .experts = options_.experts != nullptr ? options_.experts.get() : model_.weights().experts.get(),
                 .memory = *memory_,
                 .kv = kv,
                 .batch = batch,
                 .hooks = hooks,
-                .group = options_.group,
+                .group = group,
                 .exchange = options_.exchange});
   const absl::Status status = pass.Run(logits);
   stats_ = pass.stats();

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "common/base/status.h"
@@ -25,7 +26,7 @@ namespace hearth {
 struct SlpHooks {
   // The layer's KV of every row is written; its experts may still run. False ends the pass. As ForwardHooks has it, the MTP module's layer comes last.
   std::function<bool(int64_t layer)> on_layer_done;
-  // Looked at before each expert. False ends the pass.
+  // Looked at before each expert and each chunk of attention. False ends the pass.
   std::function<bool()> wanted;
 };
 
@@ -48,14 +49,19 @@ class SlpEngine {
   // number of ranks that can't share the experts.
   static absl::StatusOr<std::unique_ptr<SlpEngine>> Make(Device& device, const Model& model, const SlpOptions& options);
 
-  int64_t max_rows() const { return memory_->pass_rows; }
+  int64_t max_rows() const { return memory_->sizes.rows; }
   int64_t expert_slots() const { return memory_->sizes.expert_slots; }
 
   // As Model::Forward in the prefill form, with at most max_rows() rows. logits may be null; they are for engines made with them, and logit_rows ascend.
-  // Ranks that share a pass are all given the same batch, and each writes the logits of its own rows and no others.
-  // Errors: InvalidArgument for a batch that contradicts itself; Cancelled when a hook ended the pass, here or at another rank; as Collectives when another
-  // rank is gone or failed. After any error but a lost rank the engine takes the next pass.
+  // Errors: InvalidArgument for a batch that contradicts itself; Cancelled when a hook ended the pass. After any error the engine takes the next pass.
   absl::Status Run(const KvPool& kv, const ForwardBatch& batch, float* logits, const SlpHooks& hooks);
+
+  // The group whose passes RunShared is a rank of from now on, with as many ranks as the options say; null: none. It outlives its use.
+  absl::Status SetGroup(Collectives* group);
+  // The same pass with the group's other ranks, which are all given the same batch; each writes the logits of its own rows and no others.
+  // Errors beside Run's: Cancelled also when another rank's hook ended the pass, InvalidArgument also for sequences too uneven for dispatch; as Collectives
+  // when another rank is gone or failed. After a lost rank the group is of no more use; the engine is.
+  absl::Status RunShared(const KvPool& kv, const ForwardBatch& batch, float* logits, const SlpHooks& hooks);
 
   // Of the last pass. The hidden state [hidden] f32 at the last row of a sequence; only with an MTP module.
   const std::vector<float>& LastHidden(int64_t sequence) const { return last_hidden_[static_cast<size_t>(sequence)]; }
@@ -65,10 +71,13 @@ class SlpEngine {
   SlpEngine(Device& device, const Model& model, WeightPlan plan, std::unique_ptr<SlpMemory> memory, const SlpOptions& options)
       : device_(device), model_(model), plan_(std::move(plan)), memory_(std::move(memory)), options_(options) {}
   absl::Status Check(const KvPool& kv, const ForwardBatch& batch) const;
+  absl::Status Pass(const WeightPlan& plan, Collectives* group, const KvPool& kv, const ForwardBatch& batch, float* logits, const SlpHooks& hooks);
 
   Device& device_;
   const Model& model_;
-  const WeightPlan plan_;
+  const WeightPlan plan_;  // of a pass alone
+  Collectives* group_ = nullptr;
+  std::optional<WeightPlan> shared_plan_;  // of the group's rank
   const std::unique_ptr<SlpMemory> memory_;
   const SlpOptions options_;
   std::vector<std::vector<float>> last_hidden_;  // by sequence

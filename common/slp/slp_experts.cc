@@ -218,7 +218,7 @@ void SlpPass::ReturnOutputs() {
 // For the rows of groups_; nothing if there are none.
 absl::Status SlpPass::RunExpert(const MoeWeights& weights, int64_t layer, int64_t expert, const bf16* x, float* sum) {
   if (groups_.count(expert) == 0) return absl::OkStatus();
-  if (c_.hooks.wanted && !c_.hooks.wanted()) return absl::CancelledError(absl::StrCat("the pass was ended in layer ", layer));
+  RETURN_IF_ERROR(StillWanted(layer));
   const int64_t item = c_.plan.expert(layer, expert);
   ASSIGN_OR_RETURN(const int64_t slot, Await(item));
   const int64_t first = groups_.begin[static_cast<size_t>(expert)];

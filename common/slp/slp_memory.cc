@@ -13,7 +13,7 @@ constexpr int64_t kSlotsMin = 2;
 // Two would do; four hold a layer's two and the next layer's. With fewer the link stands still while a dense layer's network, or a layer's shared expert, is
 // computed: their slots are free at the layer's end, and nothing behind the sub-layer that waits for one is loaded before it.
 constexpr int64_t kSubLayerSlots = 4;
-// Several ranks: a rank's rows are an even share and so many more, as stripes of many sequences have it.
+// With dispatch a rank has room for an even share of the rows and so many more, as stripes of many sequences have it.
 constexpr int64_t kUnevenRows = 64;
 constexpr uint64_t kRoundingRoom = 32 * 64;  // a device may round each buffer up to a cache line
 
@@ -46,12 +46,9 @@ absl::StatusOr<std::unique_ptr<SlpMemory>> SlpMemory::Make(Device& device, const
   const ModelConfig& c = model.config();
   auto memory = std::make_unique<SlpMemory>();
   SlpMemory& m = *memory;
-  const int64_t ranks = options.group == nullptr ? 1 : options.group->size();
+  const int64_t ranks = options.ranks;
   const bool dispatch = ranks > 1 && options.exchange == ExpertExchange::kDispatch;
-  const bool small_ep = ranks > 1 && !dispatch;
-  const int64_t uneven_rows = ranks > 1 ? kUnevenRows : 0;
-  const int64_t rows_max = CeilDiv(options.max_rows, ranks) + uneven_rows;
-  const int64_t chunk_rows = std::min(options.chunk_rows, rows_max);
+  const int64_t chunk_rows = std::min(options.chunk_rows, options.max_rows);
   ASSIGN_OR_RETURN(m.chunk, ForwardWorkspace::Make(c, model.has_mtp(), device, chunk_rows, options.with_logits ? chunk_rows : 0));
   // These become aliases.
   for (Buffer* buffer : {&m.chunk->token_ids, &m.chunk->residual, &m.chunk->normed, &m.chunk->expert_ids, &m.chunk->expert_weights, &m.chunk->moe}) {
@@ -67,46 +64,51 @@ absl::StatusOr<std::unique_ptr<SlpMemory>> SlpMemory::Make(Device& device, const
   struct Width {
     Buffer* buffer;
     int64_t row_bytes;
-    bool of_all = false;  // ranks' rows
-    int64_t rows(int64_t own, int64_t ranks) const { return of_all ? own * ranks : own; }
   };
   const int64_t input_bytes = 2 * m.terms_ * m.hidden_;
   const int64_t f32_bytes = 4 * m.hidden_;
-  std::vector<Width> widths = {{&m.token_ids, 4}, {&m.residual, f32_bytes}, {&m.normed, input_bytes, small_ep}};
+  std::vector<Width> of_all = {{&m.token_ids, 4}, {&m.residual, f32_bytes}, {&m.normed, input_bytes}};
+  std::vector<Width> of_own;  // rows of one rank
   if (has_experts) {
-    for (Buffer* buffer : {&m.expert_ids, &m.expert_weights}) widths.push_back({buffer, 4 * m.top_k_, small_ep});
-    for (Buffer* buffer : {&m.rows_by_expert, &m.weights_by_expert}) widths.push_back({buffer, 4 * m.top_k_, true});
-    for (size_t i = 0; i < (small_ep ? 2 : m.sums.size()); ++i) widths.push_back({&m.sums[i], f32_bytes, small_ep});
+    for (Buffer* buffer : {&m.expert_ids, &m.expert_weights, &m.rows_by_expert, &m.weights_by_expert}) of_all.push_back({buffer, 4 * m.top_k_});
+    for (Buffer& sum : m.sums) of_all.push_back({&sum, f32_bytes});
     if (dispatch) {
-      for (Buffer* buffer : {&m.own_rows_by_expert, &m.own_weights_by_expert}) widths.push_back({buffer, 4 * m.top_k_});
-      widths.insert(widths.end(), {{&m.sent, input_bytes * m.top_k_},
-                                   {&m.returned, f32_bytes * m.top_k_},
-                                   {&m.received, input_bytes * m.top_k_, true},
-                                   {&m.outputs, f32_bytes * m.top_k_, true}});
+      of_all.insert(of_all.end(), {{&m.received, input_bytes * m.top_k_}, {&m.outputs, f32_bytes * m.top_k_}});
+      of_own = {{&m.own_rows_by_expert, 4 * m.top_k_},
+                {&m.own_weights_by_expert, 4 * m.top_k_},
+                {&m.sent, input_bytes * m.top_k_},
+                {&m.returned, f32_bytes * m.top_k_}};
     }
   }
+  const auto row_bytes = [](const std::vector<Width>& widths) {
+    int64_t bytes = 0;
+    for (const Width& width : widths) bytes += width.row_bytes;
+    return bytes;
+  };
   const uint64_t count_bytes = dispatch && has_experts ? static_cast<uint64_t>(4 * ranks * c.n_routed_experts) : 0;
   const uint64_t end_bytes = ranks > 1 && model.has_mtp() ? static_cast<uint64_t>(2 * ranks * f32_bytes) : 0;
-  const int64_t own_experts = plan.experts_end() - plan.experts_begin();
-  SlpRoom room{
-      .fixed = kSubLayerSlots * (plan.sub_layer_bytes_max() + DeviceRing::kSlotAlign) + expert_room + count_bytes + end_bytes + kRoundingRoom,
-      .slot_bytes = plan.expert_bytes_max(),
-      .rows_min = std::max(chunk_rows, uneven_rows + 1),
-      .rows_max = rows_max,
-      .slots_max = options.expert_slots > 0 ? std::max(options.expert_slots, kSlotsMin) : std::max(own_experts, kSlotsMin)};
-  for (const Width& width : widths) room.row_bytes += static_cast<uint64_t>(width.rows(1, ranks) * width.row_bytes);
+  SlpRoom room{.fixed = kSubLayerSlots * (plan.sub_layer_bytes_max() + DeviceRing::kSlotAlign) + expert_room + count_bytes + end_bytes +
+                        static_cast<uint64_t>((kUnevenRows + 1) * row_bytes(of_own)) + kRoundingRoom,
+               .row_bytes = static_cast<uint64_t>(row_bytes(of_all) + CeilDiv(row_bytes(of_own), ranks)),
+               .slot_bytes = plan.expert_bytes_max(),
+               .rows_min = chunk_rows,
+               .rows_max = options.max_rows,
+               .slots_max = options.expert_slots > 0 ? std::max(options.expert_slots, kSlotsMin) : std::max(c.n_routed_experts, kSlotsMin)};
   const DeviceMemory use = device.memory();
   room.left = use.budget_bytes - use.used_bytes;
   ASSIGN_OR_RETURN(m.sizes, ChooseSlpSizes(room));
-  m.pass_rows = std::min(options.max_rows, (m.sizes.rows - uneven_rows) * ranks);
 
   ASSIGN_OR_RETURN(m.sub_layers, DeviceRing::Make(device, kSubLayerSlots, plan.sub_layer_bytes_max()));
   if (has_experts) {
     ASSIGN_OR_RETURN(m.experts, DeviceRing::Make(device, m.sizes.expert_slots, plan.expert_bytes_max()));
     ASSIGN_OR_RETURN(m.expert_room, device.Allocate(expert_room));
   }
-  for (const Width& width : widths) {
-    ASSIGN_OR_RETURN(*width.buffer, device.Allocate(static_cast<size_t>(width.rows(m.sizes.rows, ranks) * width.row_bytes)));
+  for (const Width& width : of_all) {
+    ASSIGN_OR_RETURN(*width.buffer, device.Allocate(static_cast<size_t>(m.sizes.rows * width.row_bytes)));
+  }
+  m.own_rows_max = CeilDiv(m.sizes.rows, ranks) + (ranks > 1 ? kUnevenRows : 0);
+  for (const Width& width : of_own) {
+    ASSIGN_OR_RETURN(*width.buffer, device.Allocate(static_cast<size_t>(m.own_rows_max * width.row_bytes)));
   }
   if (count_bytes > 0) {
     ASSIGN_OR_RETURN(m.counts, device.Allocate(count_bytes));

@@ -25,13 +25,13 @@ struct SlpOptions {
   int64_t expert_slots = 0;  // of the expert ring; 0: a layer's experts, or as many as the budget holds
   // Where the loader gets experts from; null: from the model's own source. It has the records of that one, and nobody else uses it.
   std::shared_ptr<ExpertSource> experts = nullptr;
-  // Ranks that share a pass (DSLP): 1, 2 or 4 of them, all made with the same options. Null: alone. Outlives the engine.
-  Collectives* group = nullptr;
+  // That share passes (DSLP): 2 or 4 of them, all made with the same options; 1: none.
+  int64_t ranks = 1;
   ExpertExchange exchange = ExpertExchange::kSmallEp;
 };
 
 struct SlpSizes {
-  int64_t rows = 0;          // of a pass, that this rank computes
+  int64_t rows = 0;          // of a pass
   int64_t expert_slots = 0;  // of the ring; 0 without routed experts
 };
 
@@ -39,7 +39,7 @@ struct SlpSizes {
 struct SlpRoom {
   uint64_t left = 0;        // bytes of the budget
   uint64_t fixed = 0;       // needed whatever is chosen
-  uint64_t row_bytes = 0;   // of a pass, each that this rank computes
+  uint64_t row_bytes = 0;   // of a pass, each
   uint64_t slot_bytes = 0;  // of the expert ring, each; 0: no ring
   int64_t rows_min = 1, rows_max = 1;
   int64_t slots_max = 2;  // at least 2: one is filled while the other is read
@@ -53,37 +53,34 @@ struct SlpMemory {
   // Takes what the device's budget has left. Errors: ResourceExhausted.
   static absl::StatusOr<std::unique_ptr<SlpMemory>> Make(Device& device, const Model& model, const WeightPlan& plan, const SlpOptions& options);
 
-  // The chunk workspace's rows become rows [first, first + count) of the rank's own: what is kept of every row is aliased there.
+  // The chunk workspace's rows become rows [first, first + count) of those that this rank computes: what is kept of every row is aliased there.
   void PointChunkAt(int64_t first, int64_t count);
 
   SlpSizes sizes;
-  int64_t pass_rows = 0;  // of all ranks together
   // Where the rank's own rows begin among those that its experts see: all ranks', by rank, with SmallEP; else its own, and 0. The pass sets it.
   int64_t own_begin = 0;
   std::unique_ptr<ForwardWorkspace> chunk;
   std::unique_ptr<DeviceRing> sub_layers;  // four slots of the largest
   std::unique_ptr<DeviceRing> experts;     // null without routed experts
 
-  // [the rank's rows, ...]
-  Buffer token_ids;  // i32
-  Buffer residual;   // f32 [hidden]
-  // [rows that the rank's experts see, ...]
-  Buffer normed;          // bf16 [terms, hidden]
-  Buffer expert_ids;      // i32 [top_k]
-  Buffer expert_weights;  // f32 [top_k]
-  // f32 [hidden], of id-quarters; the first ends as the sum of all experts. With SmallEP two, of the rank's quarters; then the second is where the other
-  // ranks' partial sums come to.
-  std::array<Buffer, 3> sums;
-  // [all rows, ...]
+  // [sizes.rows, ...]: a pass alone, or the rows of all ranks. So a shared pass needs no memory that a pass alone does not, but for what dispatch sends.
+  Buffer token_ids;          // i32
+  Buffer residual;           // f32 [hidden]
+  Buffer normed;             // bf16 [terms, hidden]
+  Buffer expert_ids;         // i32 [top_k]
+  Buffer expert_weights;     // f32 [top_k]
   Buffer rows_by_expert;     // i32 [top_k]: ExpertGroups on the device
   Buffer weights_by_expert;  // f32 [top_k]
+  // f32 [hidden], of id-quarters; the first ends as the sum of all experts. With SmallEP the second is where the other ranks' partial sums come to.
+  std::array<Buffer, 3> sums;
 
-  // With dispatch, [the rank's rows, top_k, ...]:
+  // With dispatch, [own_rows_max, top_k, ...]:
+  int64_t own_rows_max = 0;      // of one rank
   Buffer own_rows_by_expert;     // i32
   Buffer own_weights_by_expert;  // f32
   Buffer sent;                   // bf16 [terms, hidden]: copies of rows, by the expert that they go to
   Buffer returned;               // f32 [hidden]: what came back, in the same order
-  // and [all rows, top_k, ...], since all may choose the experts of one rank:
+  // and [sizes.rows, top_k, ...], since all may choose the experts of one rank:
   Buffer received;  // bf16 [terms, hidden]
   Buffer outputs;   // f32 [hidden]
   Buffer counts;    // i32 [ranks, experts]

@@ -32,10 +32,10 @@ SlpPass::SlpPass(const Context& context)
 
 absl::Status SlpPass::Run(float* logits) {
   if (alone()) return RunActors(logits);
-  absl::Status status = c_.group->Begin(board_.stop());
-  if (status.ok() && *std::max_element(stripes_.rank_rows.begin(), stripes_.rank_rows.end()) > c_.memory.sizes.rows) {
-    status = absl::InvalidArgumentError(
-        absl::StrCat("batch: its sequences are too many and too uneven for ", ranks_, " ranks with room for ", c_.memory.sizes.rows, " rows each"));
+  absl::Status status = c_.group->Begin(board_.stop(), c_.hooks.wanted);
+  if (status.ok() && dispatches() && *std::max_element(stripes_.rank_rows.begin(), stripes_.rank_rows.end()) > c_.memory.own_rows_max) {
+    status = absl::InvalidArgumentError(absl::StrCat("batch: its sequences are too many and too uneven for ", ranks_, " ranks with room to send ",
+                                                     c_.memory.own_rows_max, " rows each"));
   }
   if (status.ok()) status = RunActors(logits);
   c_.group->End(status);
@@ -137,6 +137,7 @@ absl::Status SlpPass::Layer(int64_t layer) {
     return absl::OkStatus();
   };
   for (const Chunk& chunk : chunks_) {
+    RETURN_IF_ERROR(StillWanted(layer));
     DecoderPass rows = At(chunk);
     rows.AttendCached(weights.attention, layer);
     RETURN_IF_ERROR(await_feed_forward());
@@ -156,6 +157,11 @@ absl::Status SlpPass::Layer(int64_t layer) {
   }
   Done(feed_forward_item, feed_forward_slot);
   return weights.moe.has_value() ? absl::OkStatus() : LayerDone(layer);
+}
+
+absl::Status SlpPass::StillWanted(int64_t layer) {
+  if (c_.hooks.wanted && !c_.hooks.wanted()) return absl::CancelledError(absl::StrCat("the pass was ended in layer ", layer));
+  return alone() ? absl::OkStatus() : c_.group->Check();
 }
 
 absl::Status SlpPass::LayerDone(int64_t layer) {

@@ -82,6 +82,8 @@ class SlpPass {
   absl::Status Walk(float* logits);
   absl::Status Layer(int64_t layer);
   absl::Status LayerDone(int64_t layer);
+  // Cancelled when the hook says so; the group's error when another rank has ended the pass.
+  absl::Status StillWanted(int64_t layer);
   void Logits(float* logits);
   absl::Status WriteMtpKv();
   absl::Status ReadEnds();

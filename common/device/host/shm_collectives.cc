@@ -11,12 +11,14 @@
 #include <bit>
 #include <climits>
 #include <cstring>
+#include <functional>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "common/base/process.h"
+#include "common/base/publish_point.h"
 #include "common/base/time.h"
 #include "common/device/host/host_stream.h"
 
@@ -33,6 +35,7 @@ struct alignas(64) RankWords {
   std::atomic<uint64_t> started;  // the pass last begun, from 1
   std::atomic<uint64_t> left;     // the pass last ended with an error << 8 | its code
   std::atomic<uint32_t> bell;
+  std::atomic<uint32_t> calls;  // passes that others have begun; apart from the bell, which rings all the time in a pass
 };
 
 struct alignas(64) Mailbox {
@@ -71,9 +74,10 @@ class ShmCollectives : public Collectives {
     return absl::OkStatus();
   }
 
-  absl::Status Begin(const StopToken& stop) override {
+  absl::Status Begin(const StopToken& stop, const std::function<bool()>& wanted) override {
     StartPass();
     stop_ = &stop;
+    wanted_ = wanted;
     traffic_.clear();
     sent_.fill(0);
     taken_.fill(0);
@@ -96,6 +100,30 @@ class ShmCollectives : public Collectives {
       RingAll();
     }
     in_pass_ = false;
+  }
+
+  absl::Status Check() override {
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      RETURN_IF_ERROR(CheckPeer(peer, "work of its own"));
+      // Who ended the pass well had all that this rank was to send, and now it is in the middle of its work.
+      if (words_[peer].started.load(std::memory_order_acquire) > pass_) {
+        return absl::AbortedError(absl::StrCat("rank ", peer, " of the group left the pass for a later one"));
+      }
+    }
+    return absl::OkStatus();
+  }
+
+  bool Called() const override {
+    const uint64_t own = words_[rank_].started.load(std::memory_order_acquire);
+    return std::any_of(words_, words_ + size_, [&](const RankWords& words) { return words.started.load(std::memory_order_acquire) > own; });
+  }
+
+  uint32_t AwaitCall(uint32_t seen, int64_t timeout_ns) const override {
+    std::atomic<uint32_t>& calls = words_[rank_].calls;
+    const timespec time{.tv_sec = timeout_ns / 1'000'000'000, .tv_nsec = timeout_ns % 1'000'000'000};
+    if (calls.load(std::memory_order_acquire) == seen) syscall(SYS_futex, &calls, FUTEX_WAIT, seen, &time, nullptr, 0);
+    return calls.load(std::memory_order_acquire);
   }
 
   void AllGather(Stream& stream, const AllGatherArgs& a) override {
@@ -155,7 +183,13 @@ class ShmCollectives : public Collectives {
     ++pass_;
     in_pass_ = true;
     words_[rank_].started.store(pass_, std::memory_order_release);
+    PublishPoint("exchange.started");
     RingAll();
+    for (int peer = 0; peer < size_; ++peer) {
+      if (peer == rank_) continue;
+      words_[peer].calls.fetch_add(1, std::memory_order_release);
+      syscall(SYS_futex, &words_[peer].calls, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
+    }
   }
 
   void Run(Stream& stream, const char* name, Transfers& transfers, uint64_t crossing) {
@@ -201,6 +235,7 @@ class ShmCollectives : public Collectives {
     box.piece_bytes[sent % kPieces].store(bytes, std::memory_order_relaxed);
     ++sent;
     box.sent.store(pass_ << 32 | sent, std::memory_order_release);
+    PublishPoint("exchange.sent");
     out.done += bytes;
     Ring(peer);
     return true;
@@ -218,6 +253,7 @@ class ShmCollectives : public Collectives {
     std::memcpy(in.data + in.done, box.pieces[taken % kPieces], bytes);
     ++taken;
     box.taken.store(pass_ << 32 | taken, std::memory_order_release);
+    PublishPoint("exchange.taken");
     in.done += bytes;
     Ring(peer);
     return true;
@@ -225,7 +261,7 @@ class ShmCollectives : public Collectives {
 
   // Until the bell rings or it is time to look again. `missing`: the peers that must still come, a bit each. An error ends the pass.
   absl::Status Wait(uint32_t seen, uint32_t missing, const char* what, int64_t deadline_ns) {
-    if (stop_->stopped()) return absl::CancelledError(absl::StrCat("rank ", rank_, " was stopped in '", what, "'"));
+    if (stop_->stopped() || (wanted_ && !wanted_())) return absl::CancelledError(absl::StrCat("rank ", rank_, " was stopped in '", what, "'"));
     for (int peer = 0; peer < size_; ++peer) {
       if (peer != rank_) RETURN_IF_ERROR(CheckPeer(peer, what));
     }
@@ -283,6 +319,7 @@ class ShmCollectives : public Collectives {
   std::vector<std::optional<ProcessWatch>> watches_;
   std::vector<Traffic> traffic_;
   const StopToken* stop_ = nullptr;
+  std::function<bool()> wanted_;
   uint64_t pass_ = 0;
   bool in_pass_ = false;
   std::array<uint64_t, kRanksMax> sent_{}, taken_{};  // pieces of the pass, by peer

@@ -62,7 +62,7 @@ TEST(ShmCollectives, RaggedPartsArrive) {
       StopToken stop;
       const int rank = group.rank();
       for (uint64_t pass = 0; pass < 3; ++pass) {
-        ASSERT_TRUE(group.Begin(stop).ok());
+        ASSERT_TRUE(group.Begin(stop, {}).ok());
         const auto gathered = [&](int r) { return static_cast<uint64_t>(r) * 700'001 + pass; };
         std::vector<uint64_t> bytes;
         for (int r = 0; r < size; ++r) bytes.push_back(gathered(r));
@@ -118,7 +118,7 @@ TEST(ShmCollectives, WhoLeavesThePassIsNamedAndTheNextIsWhole) {
         group.End(absl::InternalError("an error of its own"));
         continue;
       }
-      absl::Status status = group.Begin(stop);
+      absl::Status status = group.Begin(stop, {});
       if (status.ok() && leaves) {
         group.End(absl::CancelledError("enough"));
         continue;
@@ -147,7 +147,7 @@ TEST(ShmCollectives, AStopEndsAWait) {
   const auto group = shared.Join(0);
   StopToken stop;
   absl::Status status;
-  std::thread waiting([&] { status = group->Begin(stop); });
+  std::thread waiting([&] { status = group->Begin(stop, {}); });
   stop.Stop();
   const int64_t begin_ns = MonotonicNowNs();
   waiting.join();
@@ -155,11 +155,48 @@ TEST(ShmCollectives, AStopEndsAWait) {
   EXPECT_TRUE(absl::IsCancelled(status)) << status;
 }
 
+TEST(ShmCollectives, AWaitThatIsWantedNoMoreEnds) {
+  Shared shared(2);
+  const auto group = shared.Join(0);
+  StopToken stop;
+  int looks = 3;
+  const absl::Status status = group->Begin(stop, [&] { return looks-- > 0; });
+  EXPECT_TRUE(absl::IsCancelled(status)) << status;
+  EXPECT_EQ(looks, -1) << "looked at again and again";
+}
+
+// Who is not in a pass hears that another one has begun one, on a word of its own; who is in one can look whether it goes on.
+TEST(ShmCollectives, APassThatAnotherBeginsIsHeardAndItsEndSeen) {
+  Shared shared(2);
+  const auto zero = shared.Join(0), one = shared.Join(1);
+  StopToken stop;
+  EXPECT_FALSE(one->Called());
+  EXPECT_EQ(one->AwaitCall(0, 1'000'000), 0u);
+  absl::Status began;
+  std::thread caller([&] { began = zero->Begin(stop, {}); });
+  EXPECT_EQ(one->AwaitCall(0, 5'000'000'000), 1u);
+  EXPECT_TRUE(one->Called());
+  EXPECT_FALSE(zero->Called());
+  ASSERT_TRUE(one->Begin(stop, {}).ok());
+  caller.join();
+  ASSERT_TRUE(began.ok()) << began;
+  EXPECT_FALSE(one->Called());
+  EXPECT_TRUE(one->Check().ok());
+  zero->End(absl::CancelledError("enough"));
+  EXPECT_TRUE(absl::IsCancelled(one->Check())) << one->Check();
+  zero->End(absl::CancelledError("and of the next one"));
+  EXPECT_TRUE(absl::IsAborted(one->Check())) << one->Check();
+  one->End(absl::OkStatus());
+  EXPECT_TRUE(one->Called()) << "of the pass that rank 0 has left already";
+  ASSERT_TRUE(one->Begin(stop, {}).ok()) << "it had begun";
+  EXPECT_TRUE(absl::IsCancelled(one->Check())) << one->Check();
+}
+
 TEST(ShmCollectives, APeerThatLivesButNeverComesIsNamed) {
   Shared shared(2);
   const auto group = shared.Join(0, 100'000'000);
   StopToken stop;
-  const absl::Status status = group->Begin(stop);
+  const absl::Status status = group->Begin(stop, {});
   EXPECT_TRUE(absl::IsDeadlineExceeded(status)) << status;
   EXPECT_THAT(std::string(status.message()), HasSubstr("rank 1"));
 }
@@ -170,7 +207,7 @@ TEST(ShmCollectives, RanksGivenDifferentSizesSaySo) {
   OnAllRanks(shared, [&](Collectives& group) {
     StopToken stop;
     HostStream stream("test");
-    ASSERT_TRUE(group.Begin(stop).ok());
+    ASSERT_TRUE(group.Begin(stop, {}).ok());
     std::vector<uint8_t> data(64);
     const std::vector<uint64_t> bytes(2, group.rank() == 0 ? 16 : 32);
     group.AllGather(stream, {.name = "gather", .data = data.data(), .bytes = bytes.data()});
@@ -194,12 +231,12 @@ TEST(ShmCollectives, ADeadRankIsNamedWithinASecond) {
   if (child == 0) {
     auto group = JoinShmCollectives({.rank = 1, .size = 2, .memory = shared.memory()});
     StopToken stop;
-    if (group.ok() && (*group)->Begin(stop).ok()) pause();
+    if (group.ok() && (*group)->Begin(stop, {}).ok()) pause();
     _exit(1);
   }
   const auto group = shared.Join(0);
   StopToken stop;
-  ASSERT_TRUE(group->Begin(stop).ok());
+  ASSERT_TRUE(group->Begin(stop, {}).ok());
   std::thread killer([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
     kill(child, SIGKILL);
