@@ -42,9 +42,10 @@ struct NodeConfig {
   int64_t prefill_instances = 1;
   int64_t prefill_threads = 0;  // 0: as many as cores
   int64_t prefill_chunk_tokens = 512;
-  std::string prefill_path = "auto";        // auto, chunked, slp: how a prompt is computed (ADR 0009). Never changes a token
-  std::string expert_source = "auto";       // auto, image, ring: where slp's loader gets experts from (docs/shared-memory.md). Never changes a token
-  int64_t ring_slots = 8;                   // of each expert ring of a prefill worker
+  std::string prefill_path = "auto";   // auto, chunked, slp: how a prompt is computed (ADR 0009). Never changes a token
+  std::string prefill_group = "auto";  // auto, off: whether slp workers share long prompts, two or four of them (ADR 0014). Never changes a token
+  std::string expert_source = "auto";  // auto, image, ring: where slp's loader gets experts from (docs/shared-memory.md). Never changes a token
+  int64_t ring_slots = 8;              // of each expert ring of a prefill worker
   int64_t prefill_device_memory_bytes = 0;  // budget of the worker's device; 0: what the device has
 
   // [decode]
@@ -66,14 +67,21 @@ struct NodeConfig {
   int64_t chunked_prefill_max_tokens = 2048;  // uncached prompts up to this go to decode as chunked prefill, longer ones to prefill
   std::string path_choice = "auto";           // auto: by predicted time to the first token; length: the number above always decides
   int64_t ttft_slo_ms = 0;                    // requests whose first token is expected later get 429, unless they say that they wait; 0: none
-  int64_t drain_ms = 20'000;                  // on stop: running streams may finish for so long
-  int64_t keep_alive_ms = 120'000;            // idle HTTP connections
-  int64_t max_tokens_default = 0;             // requests without max_tokens: 0 = up to the context
+  int64_t group_prefill_min_tokens =
+      8192;                         // uncached prompts longer than this take all ranks of an idle prefill group, until both ways have been measured
+  int64_t drain_ms = 20'000;        // on stop: running streams may finish for so long
+  int64_t keep_alive_ms = 120'000;  // idle HTTP connections
+  int64_t max_tokens_default = 0;   // requests without max_tokens: 0 = up to the context
 
   std::string source_path;  // where it was read from
 
   // Whether these numerics allow a path by that name: "amx" only under "fast". FailedPrecondition with the remedy. For decode.isa and for who overrides it.
   absl::Status AllowsIsa(std::string_view isa_name) const;
+  // Ranks of the prefill group: the first two or four workers; 1: there is none.
+  int64_t prefill_group_ranks() const {
+    if (prefill_group == "off" || prefill_path != "slp" || prefill_instances < 2) return 1;
+    return prefill_instances < 4 ? 2 : 4;
+  }
   DType kv_type() const { return kv_dtype == "fp8" ? DType::kF8E4M3 : DType::kBF16; }
   std::string StoreSocket() const;                                       // unix path
   std::string WorkerSocket(std::string_view kind, int64_t index) const;  // kind: "prefill", "decode"

@@ -107,6 +107,16 @@ class StoreClientImpl final : public StoreClient {
     }
   }
 
+  absl::StatusOr<uint64_t> JoinGroup(int32_t rank, int32_t size, uint64_t exchange_bytes) override {
+    v1::JoinGroupRequest message;
+    message.set_rank(rank);
+    message.set_size(size);
+    message.set_exchange_bytes(exchange_bytes);
+    v1::JoinGroupResponse response;
+    RETURN_IF_ERROR(Call(&v1::Store::Stub::JoinGroup, &message, &response, false, [] {}));
+    return response.group_id();
+  }
+
   absl::StatusOr<int32_t> Peek(const Hash128& generation, const std::vector<int32_t>& token_ids) override {
     v1::PeekRequest request;
     request.set_generation(ToBytes(generation));

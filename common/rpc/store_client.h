@@ -55,6 +55,9 @@ class StoreClient : public PageStore {
   // The store makes this worker's expert rings (common/shm/expert_ring.h), one a shard; returns the lease that names them. Waits for the store as long as
   // it takes. Cancelled once `stopped` says true; other errors are the store's refusal, with its numbers.
   virtual absl::StatusOr<uint64_t> MakeRings(int64_t slots, const std::function<bool()>& stopped) = 0;
+  // The id of the group of `size` prefill workers in which this one is `rank` (common/shm/group_region.h). Unavailable, with what is missing, until all of
+  // them have asked; other errors are the store's refusal.
+  virtual absl::StatusOr<uint64_t> JoinGroup(int32_t rank, int32_t size, uint64_t exchange_bytes) = 0;
   virtual absl::StatusOr<int32_t> Peek(const Hash128& generation, const std::vector<int32_t>& token_ids) = 0;
 };
 

@@ -92,6 +92,7 @@ std::string_view KindName(RegionKind kind) {
     case RegionKind::kKvPool: return "KV pool";
     case RegionKind::kStoreTable: return "store table";
     case RegionKind::kExpertRing: return "expert ring";
+    case RegionKind::kGroup: return "prefill group";
   }
   return "unknown kind";
 }

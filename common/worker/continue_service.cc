@@ -120,6 +120,7 @@ absl::StatusOr<StreamRequest> DecodeStream(const v1::Stream& message) {
   request.tokens.assign(message.prompt_ids().begin(), message.prompt_ids().end());
   request.prompt_size = message.prompt_ids_size();
   request.tokens.insert(request.tokens.end(), message.output_ids().begin(), message.output_ids().end());
+  request.shared_pass = message.shared_pass();
   request.begun = !message.generation().empty();
   request.max_new_tokens = message.max_new_tokens();
   request.min_tokens = message.min_tokens();
@@ -226,6 +227,21 @@ grpc::ServerUnaryReactor* ContinueService::Status(grpc::CallbackServerContext* c
     response->set_drafts_total(stats.drafts_total);
     response->set_drafts_accepted_total(stats.drafts_accepted_total);
     response->set_stream_steps_total(stats.stream_steps_total);
+    if (stats.group.has_value()) {
+      v1::WorkerStatus::Group& group = *response->mutable_group();
+      group.set_id(stats.group->id);
+      group.set_rank(static_cast<int32_t>(stats.group->rank));
+      group.set_size(static_cast<int32_t>(stats.group->size));
+      group.set_waits_for(stats.group->waits_for);
+      group.set_passes_total(stats.group->passes);
+      group.set_passes_failed_total(stats.group->passes_failed);
+      for (const Traffic& sent : stats.group->sent) {
+        v1::WorkerStatus::Traffic& traffic = *group.add_sent();
+        traffic.set_name(sent.name);
+        traffic.set_calls(sent.calls);
+        traffic.set_bytes(sent.bytes);
+      }
+    }
     for (const StepOrderTimes& times : stats.step_orders) {
       v1::WorkerStatus::StepOrder& order = *response->add_step_orders();
       order.set_streams(static_cast<int32_t>(times.streams));
@@ -246,6 +262,7 @@ grpc::ServerUnaryReactor* ContinueService::Status(grpc::CallbackServerContext* c
       out.set_positions(pass.positions);
       out.set_seconds(static_cast<double>(pass.duration_ns) / 1e9);
       out.set_prompts(static_cast<int32_t>(pass.prompts));
+      out.set_ranks(static_cast<int32_t>(pass.ranks));
     }
     response->set_step_order_pinned(ready->loop->step_order().has_value());
     for (const std::string& note : ready->notes) response->add_notes(note);

@@ -1,18 +1,29 @@
 // Counters of a loop for `status` and metrics: totals, a ten-second rate, step time percentiles.
-// Room: common/worker. May touch: common/{model,base}. Threads: Add* from the loop, Look from any.
+// Room: common/worker. May touch: common/{model,device,base}. Threads: Add* from the loop, Look from any.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
+#include "common/device/collectives.h"
 #include "common/model/step_order.h"
 
 namespace hearth {
+
+// A prefill worker's part in its group.
+struct GroupStats {
+  uint64_t id = 0;  // 0: the group is not whole, and prompts are computed alone
+  int64_t rank = 0, size = 0;
+  std::string waits_for;
+  uint64_t passes = 0, passes_failed = 0;
+  std::vector<Traffic> sent;
+};
 
 class LoopStats {
  public:
@@ -22,6 +33,7 @@ class LoopStats {
     double positions = 0;  // that they attended to, summed over them
     int64_t duration_ns = 0;
     int64_t prompts = 1;
+    int64_t ranks = 1;  // that shared it
   };
   struct View {
     int64_t running = 0, waiting = 0, spare_pages = 0;
@@ -36,7 +48,8 @@ class LoopStats {
     std::vector<StepOrderTimes> step_orders;  // of steps that several streams shared
     std::string prompt_path;                  // "chunked", "slp"
     int64_t tokens_at_once = 0, tokens_between_steps = 0;
-    std::vector<Pass> passes;  // the last ones, oldest first
+    std::vector<Pass> passes;         // the last ones, oldest first
+    std::optional<GroupStats> group;  // none: there is to be none
   };
 
   // A pass over prompt tokens that has ended well.
@@ -91,6 +104,11 @@ class LoopStats {
   void SetStepOrders(std::vector<StepOrderTimes> orders) {
     std::lock_guard lock(mutex_);
     view_.step_orders = std::move(orders);
+  }
+
+  void SetGroup(GroupStats group) {
+    std::lock_guard lock(mutex_);
+    view_.group = std::move(group);
   }
 
   View Look(int64_t now_ns) const {

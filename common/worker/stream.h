@@ -37,7 +37,8 @@ struct StreamRequest {
   int32_t num_logprobs = -1;  // -1: none; 0: the chosen token's; k: and the k best
   uint64_t seed = 0;
   SamplingParams sampling;
-  bool begun = false;  // it has run before, in this generation: a draining worker still takes it (DESIGN 3.1)
+  bool shared_pass = false;  // a prefill worker that leads a group computes it with all ranks
+  bool begun = false;        // it has run before, in this generation: a draining worker still takes it (DESIGN 3.1)
 
   int64_t output_size() const { return static_cast<int64_t>(tokens.size()) - prompt_size; }
   // Positions below were or will be computed by the prefill form, the others by the decode form (DESIGN section 7).

@@ -57,7 +57,7 @@ class StreamLoop {
   // Ends Run: whoever runs is offered to the next worker and told `preempted`.
   void Stop();
   // After Run: works off the last page calls and ends the keeper's actor, on the caller's thread. Nothing but Stats may be called then.
-  void Close() { keeper_.reset(); }
+  virtual void Close() { keeper_.reset(); }
   // Accepts nothing more; running streams go on. Idle() tells when the last has ended.
   void Drain();
   bool Idle() const;

@@ -74,8 +74,8 @@ std::vector<std::vector<int>> CpusOfShards(const Topology& topology, const std::
   return cpus;
 }
 
-absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo& kind, std::optional<Isa> isa, const Hash128& generation,
-                                  StoreClient& store) {
+absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo& kind, int64_t index, std::optional<Isa> isa,
+                                  const Hash128& generation, StoreClient& store) {
   Engine engine;
   const RegionPlace place = store.View().place;
   ASSIGN_OR_RETURN(engine.image, WeightImage::Attach(place, generation));
@@ -103,7 +103,7 @@ absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo
     spdlog::info("prefetch: {}", engine.facts.fetch_ahead->ToString());
   }
   spdlog::info("image pages: {}; on the wrong node: {}", engine.facts.pages.SizesToString(), engine.facts.pages.NodesToString());
-  ASSIGN_OR_RETURN(engine.loop, kind.make_loop(*engine.device, *engine.model, *engine.kv, store, config, kind.options(config)));
+  ASSIGN_OR_RETURN(engine.loop, kind.make_loop(*engine.device, *engine.model, *engine.kv, store, config, kind.options(config), index));
   return engine;
 }
 
@@ -183,7 +183,7 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   const absl::StatusOr<Hash128> generation = store->WaitForGeneration(stopped, INT64_MAX);
   if (!generation.ok()) return StopRequested() ? kExitOk : fail(generation.status(), kExitFailure);
 
-  absl::StatusOr<Engine> engine = MakeEngine(*config, kind, *isa, *generation, *store);
+  absl::StatusOr<Engine> engine = MakeEngine(*config, kind, index, *isa, *generation, *store);
   if (!engine.ok()) {
     const int64_t budget = kind.device_memory_bytes(*config);
     if (budget > 0 && absl::IsResourceExhausted(engine.status())) {

@@ -18,7 +18,8 @@ struct WorkerKindInfo {
   const char* description;  // first lines of --help
   // The options that this kind takes from the node's configuration.
   std::function<StreamLoopOptions(const NodeConfig&)> options;
-  std::function<absl::StatusOr<std::shared_ptr<StreamLoop>>(Device&, const Model&, const KvPool&, StoreClient&, const NodeConfig&, StreamLoopOptions)>
+  std::function<absl::StatusOr<std::shared_ptr<StreamLoop>>(Device&, const Model&, const KvPool&, StoreClient&, const NodeConfig&, StreamLoopOptions,
+                                                            int64_t index)>
       make_loop;
   std::function<int64_t(const NodeConfig&)> threads;
   std::function<int64_t(const NodeConfig&)> device_memory_bytes;  // 0: no limit

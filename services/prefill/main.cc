@@ -37,6 +37,19 @@ absl::StatusOr<std::shared_ptr<ExpertSource>> ExpertsOf(const Model& model, Stor
   return std::shared_ptr<ExpertSource>(std::move(rings));
 }
 
+// By bytes: between ranks on one host a collective costs next to nothing beside them.
+ExpertExchange ExchangeOf(const ModelConfig& model, const DeviceCaps& caps, int64_t ranks) {
+  constexpr ExchangeLink kHostMemory{.bytes_per_s = 10e9, .latency_s = 5e-6};
+  if (ranks == 1 || model.n_routed_experts == 0) return ExpertExchange::kSmallEp;
+  return ChooseExchange({.ranks = ranks,
+                         .rows = 8192,
+                         .experts = model.n_routed_experts,
+                         .top_k = model.num_experts_per_tok,
+                         .hidden = model.hidden_size,
+                         .terms = caps.activation_terms},
+                        kHostMemory);
+}
+
 }  // namespace
 }  // namespace hearth
 
@@ -54,15 +67,23 @@ int main(int argc, char** argv) {
                                       .busy_chunk_tokens = c.prefill_chunk_tokens,
                                       .idle_chunk_tokens = c.prefill_chunk_tokens};
            },
-       .make_loop = [](Device& device, const Model& model, const KvPool& kv, StoreClient& store, const NodeConfig& config,
-                       StreamLoopOptions options) -> absl::StatusOr<std::shared_ptr<StreamLoop>> {
+       .make_loop = [](Device& device, const Model& model, const KvPool& kv, StoreClient& store, const NodeConfig& config, StreamLoopOptions options,
+                       int64_t index) -> absl::StatusOr<std::shared_ptr<StreamLoop>> {
          std::unique_ptr<SlpEngine> slp;
+         std::unique_ptr<PrefillGroup> group;
          if (StreamsWeights(config)) {
            ASSIGN_OR_RETURN(const std::shared_ptr<ExpertSource> experts, ExpertsOf(model, store, config));
-           ASSIGN_OR_RETURN(slp, SlpEngine::Make(device, model, {.chunk_rows = options.idle_chunk_tokens, .experts = experts}));
+           const int64_t ranks = config.prefill_group_ranks();
+           ASSIGN_OR_RETURN(slp, SlpEngine::Make(device, model,
+                                                 {.chunk_rows = options.idle_chunk_tokens,
+                                                  .experts = experts,
+                                                  .ranks = ranks,
+                                                  .exchange = ExchangeOf(model.config(), device.caps(), ranks)}));
+           // Those behind the last full group compute alone.
+           if (ranks > 1 && index < ranks) group = std::make_unique<PrefillGroup>(device, model, store, PrefillGroup::Options{index, ranks});
            spdlog::info("weights are streamed: {} tokens a pass, {} slots for experts", slp->max_rows(), slp->expert_slots());
          }
-         return std::make_shared<PrefillLoop>(device, model, kv, store, options, std::move(slp));
+         return std::make_shared<PrefillLoop>(device, model, kv, store, options, std::move(slp), std::move(group));
        },
        .threads = [](const NodeConfig& c) { return c.prefill_threads; },
        .device_memory_bytes = [](const NodeConfig& c) { return c.prefill_device_memory_bytes; }});

@@ -9,6 +9,20 @@
 
 namespace hearth {
 
+PrefillLoop::PrefillLoop(Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options,
+                         std::unique_ptr<SlpEngine> slp, std::unique_ptr<PrefillGroup> group)
+    : StreamLoop(device, model, kv, store, options), slp_(std::move(slp)), group_(std::move(group)) {
+  if (slp_ != nullptr) stats_.SetPrompts("slp", slp_->max_rows(), 0);
+  if (group_ == nullptr) return;
+  TellGroup();
+  group_->Start([this] { Wake(); });
+}
+
+void PrefillLoop::Close() {
+  if (group_ != nullptr) group_->Leave();
+  StreamLoop::Close();
+}
+
 int64_t PrefillLoop::InitialPages(const StreamRequest& request) const { return PagesFor(request.prefill_until()); }
 
 bool PrefillLoop::Work() {
@@ -16,6 +30,14 @@ bool PrefillLoop::Work() {
     if (!stream->prepared || stream->valid < stream->request.prefill_until()) continue;
     Offer(stream);
     return true;
+  }
+  if (group_ != nullptr) {
+    if (const absl::Status status = group_->Refresh(*slp_); !status.ok()) spdlog::error("prefill group: {}", status.ToString());
+    TellGroup();
+    if (group_->called()) {
+      Follow();
+      return true;
+    }
   }
   if (slp_ != nullptr) {
     const std::vector<Part> parts = PartsOfAPass();
@@ -75,7 +97,9 @@ void PrefillLoop::StreamWeights(const std::vector<Part>& parts) {
                              return wanted();
                            },
                        .wanted = wanted};
-  const absl::Status status = slp_->Run(kv_, batch, nullptr, hooks);
+  const bool shared = group_ != nullptr && group_->leads() &&
+                      std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.stream->request.shared_pass; });
+  const absl::Status status = shared ? group_->Lead(*slp_, kv_, batch, hooks) : slp_->Run(kv_, batch, nullptr, hooks);
   if (absl::IsCancelled(status)) return;
   PassWork work;
   for (size_t i = 0; i < parts.size(); ++i) {
@@ -93,10 +117,31 @@ void PrefillLoop::StreamWeights(const std::vector<Part>& parts) {
   stats_.AddPass({.tokens = static_cast<int64_t>(work.tokens),
                   .positions = work.positions,
                   .duration_ns = pass.duration_ns,
-                  .prompts = static_cast<int64_t>(parts.size())});
+                  .prompts = static_cast<int64_t>(parts.size()),
+                  .ranks = shared ? group_->size() : 1});
   spdlog::debug("pass of {} tokens of {} prompts: {} loaded, {} experts loaded, {} skipped, {}, {} of them waiting for weights", pass.rows,
                 parts.size(), HumanBytes(static_cast<double>(pass.bytes_loaded)), pass.experts_loaded, pass.experts_skipped,
                 HumanDuration(static_cast<double>(pass.duration_ns) / 1e9), HumanDuration(static_cast<double>(pass.waited_ns) / 1e9));
+}
+
+void PrefillLoop::Follow() {
+  const absl::Status status = group_->Follow(*slp_, kv_, [this] {
+    StillAlive();
+    return !stopping();
+  });
+  if (!status.ok()) spdlog::info("a shared pass has ended: {}", std::string(status.message()));
+}
+
+void PrefillLoop::TellGroup() {
+  const PrefillGroup::View view = group_->Look();
+  GroupStats stats{.id = view.id,
+                   .rank = view.rank,
+                   .size = view.size,
+                   .waits_for = view.waits_for,
+                   .passes = view.passes,
+                   .passes_failed = view.passes_failed,
+                   .sent = view.traffic};
+  stats_.SetGroup(std::move(stats));
 }
 
 }  // namespace hearth

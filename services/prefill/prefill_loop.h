@@ -1,5 +1,5 @@
 // The prefill worker's loop: all prompt tokens but the last, then the pages are offered to decode. Chunked, one stream after the other; or with weights
-// streamed past the device (common/slp), all streams that wait in one pass.
+// streamed past the device (common/slp), all streams that wait in one pass; in a prefill group (prefill_group.h) also as one of several ranks.
 // Room: services/prefill. May touch: common/{worker,slp,model,device,rpc,shm,base}. Threads: see common/worker/stream_loop.h.
 #pragma once
 
@@ -8,17 +8,16 @@
 
 #include "common/slp/slp_engine.h"
 #include "common/worker/stream_loop.h"
+#include "services/prefill/prefill_group.h"
 
 namespace hearth {
 
 class PrefillLoop : public StreamLoop {
  public:
-  // `options.max_streams`: how many may hold pages at once. `slp` null: chunked.
+  // `options.max_streams`: how many may hold pages at once. `slp` null: chunked. `group` null: always alone; else `slp` is made for as many ranks.
   PrefillLoop(Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options,
-              std::unique_ptr<SlpEngine> slp = nullptr)
-      : StreamLoop(device, model, kv, store, options), slp_(std::move(slp)) {
-    if (slp_ != nullptr) stats_.SetPrompts("slp", slp_->max_rows(), 0);
-  }
+              std::unique_ptr<SlpEngine> slp = nullptr, std::unique_ptr<PrefillGroup> group = nullptr);
+  void Close() override;
 
  protected:
   bool Work() override;
@@ -36,8 +35,11 @@ class PrefillLoop : public StreamLoop {
   bool Ready(const LiveStream& stream) const;
   std::vector<Part> PartsOfAPass() const;
   void StreamWeights(const std::vector<Part>& parts);
+  void Follow();
+  void TellGroup();
 
   const std::unique_ptr<SlpEngine> slp_;
+  const std::unique_ptr<PrefillGroup> group_;
 };
 
 }  // namespace hearth

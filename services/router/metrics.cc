@@ -78,6 +78,18 @@ struct Metrics::Families {
                                                            .Register(registry);
   prometheus::Family<prometheus::Gauge>& wrong_node =
       prometheus::BuildGauge().Name("hearth_image_pages_wrong_node").Help("Of them, on another NUMA node than was meant").Register(registry);
+  prometheus::Family<prometheus::Gauge>& group_whole = prometheus::BuildGauge()
+                                                           .Name("hearth_prefill_group_whole")
+                                                           .Help("1 while all ranks of the worker's prefill group are there")
+                                                           .Register(registry);
+  prometheus::Family<prometheus::Gauge>& group_passes = prometheus::BuildGauge()
+                                                            .Name("hearth_prefill_group_passes")
+                                                            .Help("Passes that the worker shared since it was started, by outcome")
+                                                            .Register(registry);
+  prometheus::Family<prometheus::Gauge>& group_sent = prometheus::BuildGauge()
+                                                          .Name("hearth_prefill_group_sent_bytes")
+                                                          .Help("What the worker sent to other ranks since it was started, by collective")
+                                                          .Register(registry);
   prometheus::Counter& accepted = Count("hearth_requests_accepted_total", "Requests taken in");
   prometheus::Counter& prompt_tokens = Count("hearth_prompt_tokens_total", "Tokens of accepted prompts");
   prometheus::Counter& cached_tokens = Count("hearth_cached_tokens_total", "Prompt tokens served from published pages");
@@ -209,6 +221,15 @@ void Metrics::OnWorkerStatus(const std::string& worker, const v1::WorkerStatus& 
     if (memory.prefetch_on_gb_per_s() > 0) {
       families_->prefetch_rate.Add({{"worker", worker}, {"prefetch", "on"}}).Set(memory.prefetch_on_gb_per_s() * 1e9);
       families_->prefetch_rate.Add({{"worker", worker}, {"prefetch", "off"}}).Set(memory.prefetch_off_gb_per_s() * 1e9);
+    }
+  }
+  if (status.has_group()) {
+    const v1::WorkerStatus::Group& group = status.group();
+    families_->group_whole.Add({{"worker", worker}}).Set(group.id() != 0 ? 1 : 0);
+    families_->group_passes.Add({{"worker", worker}, {"outcome", "failed"}}).Set(static_cast<double>(group.passes_failed_total()));
+    families_->group_passes.Add({{"worker", worker}, {"outcome", "ok"}}).Set(static_cast<double>(group.passes_total() - group.passes_failed_total()));
+    for (const v1::WorkerStatus::Traffic& sent : group.sent()) {
+      families_->group_sent.Add({{"worker", worker}, {"collective", sent.name()}}).Set(static_cast<double>(sent.bytes()));
     }
   }
   for (const v1::WorkerStatus::StepOrder& order : status.step_orders()) {

@@ -39,7 +39,9 @@ void PathCosts::OnWorkerStatus(const std::string& name, const v1::WorkerStatus& 
   for (const v1::WorkerStatus::Prompts::Pass& pass : status.prompts().passes()) {
     if (pass.number() <= worker.last_pass) continue;
     worker.last_pass = pass.number();
-    at->second.Add({.work = {.tokens = static_cast<double>(pass.tokens()), .positions = pass.positions()}, .seconds = pass.seconds()});
+    if (pass.ranks() > 1) worker.shared_way = absl::StrCat(worker.way, " x", pass.ranks());
+    PassFit& fit = pass.ranks() > 1 ? worker.fits[worker.shared_way] : at->second;
+    fit.Add({.work = {.tokens = static_cast<double>(pass.tokens()), .positions = pass.positions()}, .seconds = pass.seconds()});
   }
 }
 
@@ -52,6 +54,13 @@ std::optional<PassCost> PathCosts::CostOf(const std::string& worker) const {
   const auto at = workers_.find(worker);
   if (at == workers_.end()) return std::nullopt;
   return at->second.fits.at(at->second.way).cost();
+}
+
+std::optional<PassCost> PathCosts::SharedCostOf(const std::string& worker) const {
+  const auto at = workers_.find(worker);
+  if (at == workers_.end()) return std::nullopt;
+  const auto fit = at->second.fits.find(at->second.shared_way);
+  return fit == at->second.fits.end() ? std::nullopt : fit->second.cost();
 }
 
 double PathCosts::ExtraSeconds(const std::string& way) const {
@@ -74,8 +83,11 @@ void PathCosts::OnFirstToken(const std::string& way, double predicted_s, double 
 std::vector<PathCosts::Line> PathCosts::lines() const {
   std::vector<Line> lines;
   for (const auto& [name, worker] : workers_) {
-    const PassFit& fit = worker.fits.at(worker.way);
-    if (const std::optional<PassCost> cost = fit.cost()) lines.push_back({name, worker.way, *cost, fit.passes_seen()});
+    for (const std::string& way : {worker.way, worker.shared_way}) {
+      const auto fit = worker.fits.find(way);
+      if (fit == worker.fits.end()) continue;
+      if (const std::optional<PassCost> cost = fit->second.cost()) lines.push_back({name, way, *cost, fit->second.passes_seen()});
+    }
   }
   return lines;
 }

@@ -27,6 +27,8 @@ class PathCosts {
   // Empty: it has not said yet.
   std::string WayOf(const std::string& worker) const;
   std::optional<PassCost> CostOf(const std::string& worker) const;
+  // Of passes that the ranks of its prefill group compute together: its way with their number, "prefill slp x2". None: none was measured.
+  std::optional<PassCost> SharedCostOf(const std::string& worker) const;
   // What first tokens of this way took beside what passes and steps explain: hand-over, calls of the store. At most a tenth of a second: what grows with
   // a prompt belongs to its passes.
   double ExtraSeconds(const std::string& way) const;
@@ -53,7 +55,7 @@ class PathCosts {
     int32_t pid = 0;
     std::string generation;
     uint64_t last_pass = 0;  // seen of this process
-    std::string way;
+    std::string way, shared_way;
     std::map<std::string, PassFit> fits;  // by way: a restarted worker may take another
   };
   struct Start {

@@ -88,6 +88,7 @@ absl::Status Router::Init(std::unique_ptr<StoreClient> store, const RouterTimes&
   options.chunked_prefill_max_tokens = config_.chunked_prefill_max_tokens;
   options.path_by_length = config_.path_choice == "length";
   options.ttft_slo = absl::Milliseconds(config_.ttft_slo_ms);
+  options.group_prefill_min_tokens = config_.group_prefill_min_tokens;
   options.give_up = times.give_up;
   options.admit_grace = times.admit_grace;
   options.link_times = times.link;

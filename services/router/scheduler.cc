@@ -203,6 +203,7 @@ WorkerLink* Scheduler::FreeLink(WorkerLink::Kind kind) const {
   WorkerLink* best = nullptr;
   for (const auto& link : links_) {
     if (link->kind() != kind || link->FreePlaces() == 0) continue;
+    if (InSharedPass(*link)) continue;
     if (best == nullptr || link->running() < best->running()) best = link.get();
   }
   return best;
@@ -241,13 +242,14 @@ void Scheduler::Dispatch() {
     if (link->kind() == WorkerLink::Kind::kDecode) ahead_max += static_cast<size_t>(std::max(1, link->status().max_batch()));
   }
   while (!prefill_queue_.empty() && handoff_.size() < ahead_max) {
-    WorkerLink* link = FreeLink(WorkerLink::Kind::kPrefill);
+    WorkerLink* const group = GroupFor(*prefill_queue_.Next());
+    WorkerLink* const link = group != nullptr ? group : FreeLink(WorkerLink::Kind::kPrefill);
     if (link == nullptr) break;
-    StartCall(prefill_queue_.Pop(), link);
+    StartCall(prefill_queue_.Pop(), link, /*shared=*/group != nullptr);
   }
 }
 
-void Scheduler::StartCall(const TrackPtr& track, WorkerLink* link) {
+void Scheduler::StartCall(const TrackPtr& track, WorkerLink* link, bool shared) {
   Stream& stream = *track->stream;
   track->owner->model = model_->Named(track->owner->model);
   const RequestOptions& options = track->owner->options;
@@ -277,12 +279,18 @@ void Scheduler::StartCall(const TrackPtr& track, WorkerLink* link) {
   value.mutable_eos_ids()->Add(options.stop_token_ids.begin(), options.stop_token_ids.end());
   value.set_num_logprobs(options.num_logprobs);
   value.set_prefill_until(stream.prefill_until());
+  value.set_shared_pass(shared);
 
   Move(track, link->kind() == WorkerLink::Kind::kPrefill ? StreamState::kPrefilling : StreamState::kDecoding);
   auto ref = std::make_shared<CallRef>();
   ref->link = link;
   ref->begun_ns = MonotonicNowNs();
   link->AddRunning(1);
+  if (shared) {
+    ref->ranks = RanksOf(*link);
+    link->AddRunningShared(1);
+    track->forecast.seconds.reset();  // was for one worker
+  }
   track->ref = ref;
   // The closures outlive the scheduler only until it goes: its destructor cancels every call, and a cancelled call is silent.
   track->call = link->Continue(
@@ -436,6 +444,7 @@ void Scheduler::OnCallDone(const TrackPtr& track, const std::shared_ptr<CallRef>
     Requeue(track, std::string(status.message()), Pages::kKept);
     return;
   }
+  if (!ref->ranks.empty()) track->alone = true;
   const std::string why = status.ok() ? "the worker ended the call early" : std::string(status.message());
   // A call that broke before its first event never reached a worker, or met one that is stopping: that says nothing about the stream.
   if (ref->saw_event && ++track->lost >= options_.attempts_max) {
@@ -654,6 +663,12 @@ void Scheduler::Tick() {
         // It answers, but has lost something that it needs (the store), and with it the stream.
         const int64_t since_ns = std::max({link.away_since_ns(), track->stream->last_token_ns, track->waiting_since_ns});
         if (!link.ready() && !link.draining() && Since(since_ns) > options_.give_up) give_up.push_back(track);
+        // Rank 0 would wait for another rank that is stopped or hangs.
+        const std::vector<WorkerLink*>& ranks = track->ref->ranks;
+        if (std::any_of(ranks.begin(), ranks.end(), [](const WorkerLink* rank) { return !rank->answering(); })) {
+          track->alone = true;
+          move.push_back(track);
+        }
       } else {
         // The process is there but does not answer (stopped, hung). It may wake: its call stays open while nobody else could take the stream.
         if (AnyReady(track->ref->link->kind())) {
@@ -665,7 +680,10 @@ void Scheduler::Tick() {
     }
   }
   for (const TrackPtr& track : move) {
-    const std::string why = track->ref->link->name() + " is " + track->ref->link->state();
+    std::string why = track->ref->link->name() + " is " + track->ref->link->state();
+    for (const WorkerLink* rank : track->ref->ranks) {
+      if (!rank->answering()) why = absl::StrCat(rank->name(), ", which computes with ", track->ref->link->name(), ", is ", rank->state());
+    }
     EndCall(track, true);
     Requeue(track, why, Pages::kPerhapsLost);
   }

@@ -5,6 +5,8 @@
 // Path: a prompt is computed by a decode worker, in chunks between its steps, or by a prefill worker, from where it goes (HANDOFF) to a decode worker:
 // whichever is expected to give the first token sooner (scheduler_paths.cc). Until both have been measured, and where the operator wants it so, length
 // decides: at most `chunked_prefill_max_tokens` uncached tokens are decode's. Without a prefill worker decode takes all.
+// A long prompt goes to rank 0 of a prefill group whose ranks are all idle: they compute it together (scheduler_groups.cc). If that fails, since a rank is
+// gone or hangs, it goes on alone.
 // A stream that was accepted stays accepted: a lost worker, a lost place (preemption) or a refusal puts it back to the queue's head and it
 // goes on behind the last token that the router has, in a new epoch; where its pages may be gone its path is chosen anew. It fails only when no
 // worker could take it for `give_up`, when it has lost `attempts_max` workers in a row without gaining a token (it may be what kills them), or
@@ -41,6 +43,7 @@ struct SchedulerOptions {
   int64_t chunked_prefill_max_tokens = 2048;
   bool path_by_length = false;                     // that constant always decides
   absl::Duration ttft_slo = absl::ZeroDuration();  // 0: nothing is promised
+  int64_t group_prefill_min_tokens = 8192;
   absl::Duration give_up = absl::Seconds(60);
   // Requests that come while no decode worker is ready still queue for so long: a worker's restart takes seconds.
   absl::Duration admit_grace = absl::Seconds(5);
@@ -109,7 +112,7 @@ class Scheduler {
   TrackPtr NextForDecode();
   WorkerLink* FreeLink(WorkerLink::Kind kind) const;
   bool AnyReady(WorkerLink::Kind kind) const;
-  void StartCall(const TrackPtr& track, WorkerLink* link);
+  void StartCall(const TrackPtr& track, WorkerLink* link, bool shared = false);
   // The worker has other weights than the request's model, or no room: not this one, not now.
   bool Refused(const TrackPtr& track, WorkerLink* link, const absl::Status& why);
   void OnEvent(const TrackPtr& track, const std::shared_ptr<CallRef>& ref, const v1::StreamEvent& event);
@@ -125,6 +128,11 @@ class Scheduler {
   void Move(const TrackPtr& track, StreamState to);
   void ReleaseFollowers(const TrackPtr& track);
   void Tick();
+
+  // scheduler_groups.cc.
+  std::vector<WorkerLink*> RanksOf(const WorkerLink& link) const;
+  bool InSharedPass(const WorkerLink& link) const;
+  WorkerLink* GroupFor(const Track& track) const;
 
   // scheduler_paths.cc. `idle`: as if nothing ran or waited.
   double PlaceSeconds() const;

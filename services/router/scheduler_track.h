@@ -1,4 +1,4 @@
-// What the scheduler keeps of a stream, of its call and of a request: shared by the scheduler's two files. Room: services/router. Threads: the loop.
+// What the scheduler keeps of a stream, of its call and of a request: shared by the scheduler's files. Room: services/router. Threads: the loop.
 #pragma once
 
 #include <memory>
@@ -16,8 +16,11 @@ struct Scheduler::CallRef {
   int64_t begun_ns = 0;
   bool counted = true;
   bool saw_event = false;
+  std::vector<WorkerLink*> ranks;  // that compute it together; empty: its worker alone
   void Release() {
-    if (std::exchange(counted, false)) link->AddRunning(-1);
+    if (!std::exchange(counted, false)) return;
+    link->AddRunning(-1);
+    if (!ranks.empty()) link->AddRunningShared(-1);
   }
 };
 
@@ -31,6 +34,7 @@ struct Scheduler::Track {
   bool touched = false;             // a worker has had it: it may have pages
   bool prefilled = false;           // or no prefill worker is to be asked any more: decode takes it as it is
   int64_t cached_tokens = 0;        // of its prompt, as the store predicted; chooses the path, no more
+  bool alone = false;               // a prefill group has failed with it: the next worker computes it alone
   int lost = 0;                     // workers lost in a row without a token gained
   int64_t waiting_since_ns = 0;
   int64_t refused_since_ns = 0;  // 0: not refused since it last ran

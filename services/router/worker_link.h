@@ -61,6 +61,12 @@ class WorkerLink {
   int FreePlaces() const;
   int running() const { return running_; }
   void AddRunning(int change) { running_ += change; }
+  // Of them, those that the ranks of its prefill group compute together.
+  int running_shared() const { return running_shared_; }
+  void AddRunningShared(int change) { running_shared_ += change; }
+  // The prefill group that it was a rank of when it answered last; 0: none. Rank 0 leads.
+  uint64_t group() const { return ready_ ? status_.group().id() : 0; }
+  int rank() const { return status_.group().rank(); }
 
  private:
   void Poll();
@@ -86,6 +92,7 @@ class WorkerLink {
   int64_t away_since_ns_;
   v1::WorkerStatus status_;
   int running_ = 0;
+  int running_shared_ = 0;
   int refusals_ = 0;
 };
 

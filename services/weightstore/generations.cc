@@ -190,7 +190,8 @@ absl::StatusOr<GenerationPtr> Generations::Open(const Hash128& id, bool adopted)
   options.fingerprint = generation->image->fingerprint();
   options.reuse_decoded_pages = config_.reuse_decoded_pages;
   options.orphan_grace_ns = config_.orphan_grace_ms * 1'000'000;
-  generation->pages = std::make_unique<PageTable>(generation->table, generation->pool, options, [](const ProcessId& id) { return IsAlive(id); });
+  generation->pages =
+      std::make_unique<PageTable>(generation->table, generation->pool, options, [&](const ProcessId& process) { return events_.lives(id, process); });
   for (const std::string& note : generation->pages->TakeNotes()) {
     spdlog::warn("generation {}: {}", id.ToHex(), note);
     Note(note, id);

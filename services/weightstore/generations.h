@@ -59,6 +59,8 @@ class Generations {
     std::function<void(const LoadState&)> on_progress;
     std::function<void(const GenerationPtr&)> on_ready;  // it is the newest now; older ones are superseded
     std::function<void()> on_drain;                      // all present ones are superseded, and the next fits only without them
+    // Whether a process that an adopted table names still counts as there.
+    std::function<bool(const Hash128& generation, const ProcessId& process)> lives;
   };
 
   Generations(const NodeConfig& config, Events events);

@@ -126,6 +126,17 @@ grpc::ServerUnaryReactor* StoreService::MakeRings(Context* context, const v1::Ma
   }());
 }
 
+grpc::ServerUnaryReactor* StoreService::JoinGroup(Context* context, const v1::JoinGroupRequest* request, v1::JoinGroupResponse* response) {
+  return Finish(context, [&]() -> absl::Status {
+    ASSIGN_OR_RETURN(const Caller caller, CallerOf(context));
+    if (request->rank() < 0 || request->size() < 0) return absl::InvalidArgumentError("JoinGroup: rank and size are counted from 0");
+    ASSIGN_OR_RETURN(const uint64_t id, store_.JoinGroup(caller, request->lease_id(), static_cast<uint32_t>(request->rank()),
+                                                         static_cast<uint32_t>(request->size()), request->exchange_bytes()));
+    response->set_group_id(id);
+    return absl::OkStatus();
+  }());
+}
+
 grpc::ServerUnaryReactor* StoreService::Status(Context* context, const v1::StoreStatusRequest*, v1::StoreStatus* response) {
   response->set_pid(getpid());
   response->set_uptime_seconds(static_cast<double>(MonotonicNowNs() - started_ns_) * 1e-9);

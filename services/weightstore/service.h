@@ -44,6 +44,7 @@ class StoreService final : public v1::Store::CallbackService {
   grpc::ServerUnaryReactor* Take(Context* context, const v1::StreamRef* request, v1::PagesResponse* response) override;
   grpc::ServerUnaryReactor* Free(Context* context, const v1::FreeRequest* request, v1::Empty* response) override;
   grpc::ServerUnaryReactor* MakeRings(Context* context, const v1::MakeRingsRequest* request, v1::MakeRingsResponse* response) override;
+  grpc::ServerUnaryReactor* JoinGroup(Context* context, const v1::JoinGroupRequest* request, v1::JoinGroupResponse* response) override;
   grpc::ServerUnaryReactor* Status(Context* context, const v1::StoreStatusRequest* request, v1::StoreStatus* response) override;
   grpc::ServerWriteReactor<v1::LoadEvent>* Load(Context* context, const v1::LoadRequest* request) override;
 

@@ -89,6 +89,13 @@ void FillStatus(Store& store, v1::StoreStatus* status) {
     if (view.ring.busy_seconds > 0) out.set_bytes_per_second(static_cast<double>(view.ring.record_bytes) / view.ring.busy_seconds);
     out.set_broken(view.ring.broken);
   }
+  for (const GroupKeeper::View& view : store.Groups()) {
+    v1::StoreStatus::Group& out = *status->add_groups();
+    out.set_id(view.id);
+    for (const std::string& worker : view.workers) out.add_workers(worker);
+    out.set_bytes(view.bytes);
+    out.set_state(view.over ? "over" : view.id == 0 ? "waiting" : "whole");
+  }
   if (!all.empty()) {
     const Generation& newest = *all.back();
     const PageTable::Counts counts = newest.pages->Count();

@@ -26,6 +26,7 @@ bool SameClient(const Session& a, const Session& b) {
 
 Store::Store(const NodeConfig& config)
     : config_(config),
+      groups_({config.shm_dir, config.node_name}),
       generations_(config, {.on_progress =
                                 [this](const LoadState& loading) {
                                   // Who has a generation already is not interested.
@@ -35,6 +36,11 @@ Store::Store(const NodeConfig& config)
                             .on_drain =
                                 [this] {
                                   for (const auto& sink : Sinks([](const Session& s) { return s.generation != nullptr; })) sink->SendSwitch(nullptr);
+                                },
+                            .lives =
+                                [this](const Hash128& generation, const ProcessId& process) {
+                                  groups_.Open(generation);
+                                  return IsAlive(process) || groups_.HasWritersInto(process);
                                 }}),
       rings_(generations_.place()) {
   watch_ = std::make_unique<LeaseWatch>(LeaseWatch::Callbacks{.on_exit = [this](uint64_t lease) { OnExit(lease); }, .on_tick = [this] { OnTick(); }});
@@ -49,6 +55,7 @@ void Store::WatchAdopted() {
     }
     rings_.Adopt(*generation);
   }
+  groups_.Settle([this](uint64_t lease) { return watch_->Look(lease).known; });
 }
 
 // ---- Attach ----
@@ -143,7 +150,10 @@ absl::Status Store::ReleaseName(const Session& session) {
       if (lease.state != LeaseState::kLive || lease.spec.name != session.spec.name) continue;
       if (lease.spec.process != session.spec.process && IsAlive(lease.spec.process)) return refuse(lease.spec.process);
       rings_.End(lease.id);
-      generation->pages->EndLease(lease.id);
+      if (!TryEndLease(lease.id)) {
+        return absl::UnavailableError(
+            absl::StrCat("the pages of the former '", session.spec.name, "' are still written into by another rank of its group: ask again"));
+      }
       watch_->Remove(lease.id);
     }
   }
@@ -184,8 +194,7 @@ void Store::Goodbye(const AttachSink* sink) {
   spdlog::info("{} (process {}) says goodbye", session.spec.name, session.spec.process.pid);
   rings_.End(session.lease_id);  // no call on it is taken any more; while gigabytes are unmapped, others' are
   std::lock_guard lock(mutex_);
-  session.generation->pages->EndLease(session.lease_id);
-  watch_->Remove(session.lease_id);
+  if (TryEndLease(session.lease_id)) watch_->Remove(session.lease_id);
 }
 
 void Store::Detach(const AttachSink* sink) {
@@ -289,7 +298,37 @@ absl::Status Store::MakeRings(const Caller& caller, uint64_t lease, int64_t slot
   return rings_.Make(*generation, lease, worker, slots);
 }
 
+absl::StatusOr<uint64_t> Store::JoinGroup(const Caller& caller, uint64_t lease, uint32_t rank, uint32_t size, uint64_t exchange_bytes) {
+  std::lock_guard lock(mutex_);
+  ASSIGN_OR_RETURN(const GenerationPtr generation, Attached(caller, lease));
+  // A call that its process has not outlived may come after OnExit.
+  if (!IsAlive(caller.process)) return absl::UnavailableError(absl::StrCat("process ", caller.process.pid, " has exited"));
+  GroupKeeper::Request request{.generation = generation->id,
+                               .member = {.lease_id = lease, .process = caller.process},
+                               .worker = "",
+                               .rank = rank,
+                               .size = size,
+                               .exchange_bytes = exchange_bytes};
+  for (const PageTable::Lease& entry : generation->pages->Leases()) {
+    if (entry.id == lease) request.worker = entry.spec.name;
+  }
+  return groups_.Join(request);
+}
+
 // ---- Events ----
+
+bool Store::TryEndLease(uint64_t lease) {
+  const std::vector<uint64_t> writers = groups_.WritersInto(lease);
+  for (const uint64_t writer : writers) watch_->Need(writer, "it may be writing into pages of a rank that is gone");
+  if (!writers.empty()) {
+    ending_.insert(lease);
+    return false;
+  }
+  ending_.erase(lease);
+  for (const GenerationPtr& generation : generations_.All()) generation->pages->EndLease(lease);
+  groups_.End(lease);
+  return true;
+}
 
 void Store::NeedSuspects(const Generation& generation, const std::string& why) {
   for (const PageTable::Lease& lease : generation.pages->Leases()) {
@@ -334,11 +373,18 @@ void Store::OnReady(const GenerationPtr& generation) {
 void Store::OnExit(uint64_t lease) {
   rings_.End(lease);  // before the lease: whoever finds it ended finds its memory free
   std::lock_guard lock(mutex_);
-  for (const GenerationPtr& generation : generations_.All()) generation->pages->EndLease(lease);
+  TryEndLease(lease);
 }
 
 void Store::OnTick() {
   const int64_t tick = ticks_.fetch_add(1);
+  {
+    std::lock_guard lock(mutex_);
+    for (const uint64_t lease : std::set(ending_)) {
+      if (TryEndLease(lease)) watch_->Remove(lease);
+    }
+  }
+  groups_.Sweep();
   if (tick % kSweepTicks != 0) return;
   for (const GenerationPtr& generation : generations_.All()) {
     generation->pages->Sweep();

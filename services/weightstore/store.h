@@ -1,7 +1,7 @@
 // Who is attached, with which lease, to which generation; and the page calls of a caller, checked against that. The store's policy between
 // generations, page tables and the watch over processes.
 // Room: services/weightstore. May touch: common/{shm,base}. Not: gRPC, proto. Threads: any.
-// Lock order: mutex_ -> Generations -> PageTable, and mutex_ -> LeaseWatch, RingKeeper. Sinks are called with no lock held.
+// Lock order: mutex_ -> Generations -> PageTable, and mutex_ -> LeaseWatch, RingKeeper, GroupKeeper. Sinks are called with no lock held.
 #pragma once
 
 #include <sys/types.h>
@@ -13,12 +13,14 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 #include <vector>
 
 #include "common/base/node_config.h"
 #include "common/base/process.h"
 #include "services/weightstore/generations.h"
+#include "services/weightstore/group_keeper.h"
 #include "services/weightstore/lease_watch.h"
 #include "services/weightstore/page_table.h"
 #include "services/weightstore/ring_keeper.h"
@@ -83,6 +85,9 @@ class Store {
   // Expert rings for a lease that is attached on the caller's connection. Blocks while they are allocated. Errors: RingKeeper::Make.
   absl::Status MakeRings(const Caller& caller, uint64_t lease, int64_t slots);
 
+  // The group of prefill workers in which the lease is `rank`. Errors: GroupKeeper::Join.
+  absl::StatusOr<uint64_t> JoinGroup(const Caller& caller, uint64_t lease, uint32_t rank, uint32_t size, uint64_t exchange_bytes);
+
   struct RouterView {
     uint64_t lease_id;
     std::string name;
@@ -91,6 +96,7 @@ class Store {
   };
   std::vector<RouterView> Routers() const;
   LeaseWatch::View Look(uint64_t lease) const { return watch_->Look(lease); }
+  std::vector<GroupKeeper::View> Groups() const { return groups_.Look(); }
   std::vector<RingKeeper::View> Rings() const { return rings_.Look(); }
   int64_t ticks() const { return ticks_.load(); }  // rises while the watch and the tables' locks move: what the watchdog believes
 
@@ -115,6 +121,8 @@ class Store {
   absl::Status GiveLease(Session* session);
   // The generation of a lease that is attached on the caller's connection.
   absl::StatusOr<GenerationPtr> Attached(const Caller& caller, uint64_t lease) const;
+  // Ends the lease, unless another rank of its group may still be writing into its pages: then it is tried again later.
+  bool TryEndLease(uint64_t lease);
   void NeedSuspects(const Generation& generation, const std::string& why);
   std::vector<std::shared_ptr<AttachSink>> Sinks(const std::function<bool(const Session&)>& which) const;
   void OnReady(const GenerationPtr& generation);
@@ -124,6 +132,8 @@ class Store {
   const NodeConfig& config_;
   mutable std::mutex mutex_;
   std::map<const AttachSink*, Session> sessions_;
+  std::set<uint64_t> ending_;  // leases whose process is gone, and whose pages another rank may still be writing into
+  GroupKeeper groups_;
   Generations generations_;
   RingKeeper rings_;
   std::atomic<int64_t> ticks_{0};
