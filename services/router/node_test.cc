@@ -141,6 +141,106 @@ TEST(SchedulerTest, WhatBreaksThePromiseIsRefusedAtOnceOrWaitsAsTheClientChose) 
   }
 }
 
+// Two prefill workers that are one group.
+class GroupNode {
+ public:
+  GroupNode()
+      : node(
+            [](NodeConfig* config) {
+              config->chunked_prefill_max_tokens = 100;
+              config->group_prefill_min_tokens = 1000;
+              config->prefill_instances = 2;
+            },
+            [this](TestNode* made) {
+              second = std::make_unique<FakeWorker>(made->config.WorkerSocket("prefill", 1), "prefill");
+              second->Start();
+              made->prefill->SetGroup(7, 0, 2);
+              second->SetGroup(7, 1, 2);
+            }) {
+    EXPECT_TRUE(WaitFor([&] {
+      const v1::RouterStatus status = StatusOf(node);
+      return std::all_of(status.workers().begin(), status.workers().end(), [](const auto& worker) { return worker.state() == "ready"; });
+    }));
+  }
+  size_t calls() const { return node.prefill->calls().size() + second->calls().size(); }
+
+  std::unique_ptr<FakeWorker> second;  // outlives the router
+  TestNode node;
+};
+
+TEST(SchedulerTest, ALongPromptGoesToTheRankThatLeadsAnIdleGroup) {
+  GroupNode group;
+  EXPECT_EQ(group.node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(1500)}})).status, 200);
+  ASSERT_EQ(group.node.prefill->calls().size(), 1U);
+  EXPECT_TRUE(group.node.prefill->calls()[0].shared_pass());
+  EXPECT_EQ(group.node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(500)}})).status, 200);
+  ASSERT_EQ(group.calls(), 2U);
+  EXPECT_FALSE((group.second->calls().empty() ? group.node.prefill->calls()[1] : group.second->calls()[0]).shared_pass());
+  EXPECT_TRUE(group.node.decode->calls()[0].prompt_ids_size() == 1500 && !group.node.decode->calls()[0].shared_pass());
+}
+
+TEST(SchedulerTest, WhileAGroupComputesItsRanksGetNothingOfTheirOwn) {
+  GroupNode group;
+  group.node.prefill->hold_at = 0;
+  std::vector<std::unique_ptr<TestClient>> clients;
+  for (const int length : {1500, 1600, 500}) {
+    clients.push_back(std::make_unique<TestClient>(group.node.address()));
+    clients.back()->Post("/v1/completions", PromptBody({{"prompt", LongPrompt(length)}}).dump());
+    ASSERT_TRUE(WaitFor([&] { return group.calls() == clients.size(); }));
+  }
+  EXPECT_EQ(group.second->calls().size(), 0U);
+  EXPECT_TRUE(group.node.prefill->calls()[1].shared_pass()) << "shares the next pass";
+  EXPECT_FALSE(group.node.prefill->calls()[2].shared_pass());
+  group.node.prefill->Release();
+  for (const auto& client : clients) EXPECT_EQ(client->Read().status, 200);
+}
+
+TEST(SchedulerTest, WhatAGroupFailedWithGoesOnAlone) {
+  GroupNode group;
+  group.node.prefill->fail_at = 0;
+  TestClient client(group.node.address());
+  client.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(1500)}}).dump());
+  EXPECT_EQ(client.Read().status, 200);
+  EXPECT_TRUE(group.node.prefill->calls()[0].shared_pass());
+  ASSERT_EQ(group.calls(), 2U);
+  EXPECT_FALSE((group.second->calls().empty() ? group.node.prefill->calls()[1] : group.second->calls()[0]).shared_pass());
+}
+
+TEST(SchedulerTest, AGroupWithARankThatHangsIsNotWaitedFor) {
+  GroupNode group;
+  group.node.prefill->hold_at = 0;
+  TestClient client(group.node.address());
+  client.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(1500)}}).dump());
+  ASSERT_TRUE(WaitFor([&] { return group.calls() == 1; }));
+  group.second->status_hangs = true;
+  ASSERT_TRUE(WaitFor([&] { return group.calls() == 2; }));
+  EXPECT_FALSE(group.node.prefill->calls()[1].shared_pass());
+  group.node.prefill->Release();
+  EXPECT_EQ(client.Read().status, 200);
+  // Without it there is no group.
+  EXPECT_EQ(group.node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(1700)}})).status, 200);
+  EXPECT_FALSE(group.node.prefill->calls().back().shared_pass());
+  group.second->status_hangs = false;
+}
+
+TEST(SchedulerTest, AGroupComputesWhatItIsExpectedToComputeSooner) {
+  GroupNode group;
+  group.node.prefill->SetPasses("slp", {{100, 0.1}, {1000, 1.0}, {4000, 4.0}});
+  group.node.prefill->SetPasses("slp", {{100, 0.6}, {1000, 1.0}, {4000, 2.5}}, /*ranks=*/2);
+  ASSERT_TRUE(WaitFor([&] { return StatusOf(group.node).paths().costs_size() == 2; }));
+  EXPECT_EQ(group.node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(1600)}})).status, 200);
+  EXPECT_TRUE(group.node.prefill->calls().back().shared_pass());
+  const size_t calls = group.node.prefill->calls().size();
+  // Longer than group_prefill_min_tokens, which decides no more.
+  group.node.prefill->SetPasses("slp", {{1200, 4.0}, {1300, 4.0}, {1400, 4.0}, {1500, 4.0}}, /*ranks=*/2);
+  ASSERT_TRUE(WaitFor([&] {
+    const v1::RouterStatus status = StatusOf(group.node);
+    return status.paths().costs_size() == 2 && status.paths().costs(1).passes() == 7;
+  }));
+  EXPECT_EQ(group.node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(1200)}})).status, 200);
+  for (size_t i = calls; i < group.node.prefill->calls().size(); ++i) EXPECT_FALSE(group.node.prefill->calls()[i].shared_pass());
+}
+
 TEST(SchedulerTest, LostDecodeWorkerIsAPauseWithoutRepeatedTokens) {
   TestNode node;
   node.decode->stale_events = true;  // what an old worker might still say is dropped

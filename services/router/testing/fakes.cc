@@ -31,6 +31,7 @@ class ForwardingStore final : public StoreClient {
   absl::StatusOr<Hash128> WaitForGeneration(const std::function<bool()>& stopped, int64_t deadline) override {
     return store_->WaitForGeneration(stopped, deadline);
   }
+  absl::StatusOr<uint64_t> JoinGroup(int32_t rank, int32_t size, uint64_t bytes) override { return store_->JoinGroup(rank, size, bytes); }
   absl::StatusOr<uint64_t> MakeRings(int64_t slots, const std::function<bool()>& stopped) override { return store_->MakeRings(slots, stopped); }
   absl::StatusOr<int32_t> Peek(const Hash128& generation, const std::vector<int32_t>& ids) override { return store_->Peek(generation, ids); }
   absl::StatusOr<std::vector<PageRef>> Match(const Hash128& r, const std::vector<int32_t>& ids) override { return store_->Match(r, ids); }
@@ -151,7 +152,15 @@ void FakeWorker::Release() {
   released_.notify_all();
 }
 
-void FakeWorker::SetPasses(const std::string& path, std::vector<std::pair<int64_t, double>> tokens_and_seconds) {
+void FakeWorker::SetGroup(uint64_t id, int32_t rank, int32_t size) {
+  std::lock_guard lock(mutex_);
+  group_.emplace();
+  group_->set_id(id);
+  group_->set_rank(rank);
+  group_->set_size(size);
+}
+
+void FakeWorker::SetPasses(const std::string& path, std::vector<std::pair<int64_t, double>> tokens_and_seconds, int32_t ranks) {
   std::lock_guard lock(mutex_);
   prompts_.set_path(path);
   prompts_.set_tokens_at_once(path == "chunked" ? 512 : 32768);
@@ -162,6 +171,7 @@ void FakeWorker::SetPasses(const std::string& path, std::vector<std::pair<int64_
     pass->set_tokens(static_cast<int32_t>(tokens));
     pass->set_positions(WorkOf(0, tokens).positions);
     pass->set_seconds(seconds);
+    pass->set_ranks(ranks);
   }
 }
 
@@ -190,6 +200,7 @@ grpc::Status FakeWorker::Status(grpc::ServerContext* context, const v1::WorkerSt
   {
     std::lock_guard lock(mutex_);
     *status->mutable_prompts() = prompts_;
+    if (group_.has_value()) *status->mutable_group() = *group_;
   }
   return grpc::Status::OK;
 }

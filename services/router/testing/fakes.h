@@ -36,6 +36,7 @@ class FakeStore final : public StoreClient {
   StoreView View() const override;
   absl::StatusOr<Hash128> WaitForGeneration(const std::function<bool()>&, int64_t) override { return generation_; }
   absl::StatusOr<uint64_t> MakeRings(int64_t, const std::function<bool()>&) override { return Refused(); }
+  absl::StatusOr<uint64_t> JoinGroup(int32_t, int32_t, uint64_t) override { return Refused(); }
   absl::StatusOr<int32_t> Peek(const Hash128&, const std::vector<int32_t>&) override { return peek.load(); }
   absl::StatusOr<std::vector<PageRef>> Match(const Hash128&, const std::vector<int32_t>&) override { return Refused(); }
   absl::StatusOr<std::vector<PageRef>> Alloc(const Hash128&, int32_t, int32_t, int32_t) override { return Refused(); }
@@ -90,7 +91,9 @@ class FakeWorker final : public v1::Worker::Service {
   std::atomic<bool> ready{true};
   std::atomic<bool> draining{false};
   // Of its passes over prompts: reported from the first Status on. Empty: it says nothing of them.
-  void SetPasses(const std::string& path, std::vector<std::pair<int64_t, double>> tokens_and_seconds);
+  void SetPasses(const std::string& path, std::vector<std::pair<int64_t, double>> tokens_and_seconds, int32_t ranks = 1);
+  // Rank `rank` of a prefill group of `size`; id 0: the group is not whole.
+  void SetGroup(uint64_t id, int32_t rank, int32_t size);
   std::atomic<double> step_ms{0};
   std::atomic<int32_t> max_batch{8};
   std::atomic<int32_t> cached_tokens{0};
@@ -116,6 +119,7 @@ class FakeWorker final : public v1::Worker::Service {
   std::vector<v1::Stream> calls_;
   std::string generation_;
   v1::WorkerStatus::Prompts prompts_;
+  std::optional<v1::WorkerStatus::Group> group_;
   std::optional<absl::Time> cancelled_at_;
   std::atomic<int> running_{0};
   std::atomic<bool> dying_{false};
