@@ -20,7 +20,7 @@ namespace hearth {
 
 inline constexpr int kBlockColumnsMax = 256;
 inline constexpr int kBlockPartsMax = 16;
-inline constexpr int64_t kBlockRowMax = 65536;  // columns of a row: kernels keep a row of activations on their stack
+inline constexpr int64_t kRowColumnsMax = 65536;  // columns of a row: kernels keep a row of activations on their stack
 
 // A block's numbers: element i is scale[i / part_columns] * q[i] - min[i / part_columns].
 struct DecodedBlock {

@@ -112,7 +112,7 @@ class CpuExpertEngine : public ExpertEngine {
     w.fetch_ahead = device_.fetch_ahead();
     const int64_t at_once = TokensAtOnce(form, count, terms);
     for (int64_t m = 0; m < count; m += at_once) {
-      LinearTerms(ProductOf(kernels_, form), w, x + m * terms * ldx, ldx, std::min(at_once, count - m), terms, y + m * ldy, ldy, 0, w.rows, scratch);
+      LinearTerms(kernels_, form, w, x + m * terms * ldx, ldx, std::min(at_once, count - m), terms, y + m * ldy, ldy, 0, w.rows, scratch);
     }
   }
 
@@ -333,7 +333,7 @@ void CpuExpertEngine::GateUp(const ExpertsArgs& args, Shard& shard, int64_t inde
   const int64_t rows = std::min(shard.gate_up_step, shard.rows - row);
   // Gate and up of some tokens stay in cache until they are one.
   const int64_t at_once = TokensAtOnce(args.form, chosen.count, args.terms);
-  const int64_t term_floats = LinearTermsScratch(at_once, rows, args.terms);
+  const int64_t term_floats = LinearTermsScratch(args.form, at_once, rows, args.terms);
   Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
   scratch.Reserve(2 * Scratch::Bytes<float>(at_once * rows) + Scratch::Bytes<float>(term_floats));
   float* gate = scratch.Take<float>(at_once * rows);
@@ -355,7 +355,7 @@ void CpuExpertEngine::Down(const ExpertsArgs& args, Shard& shard, int64_t index,
   const Chosen& chosen = chosen_[static_cast<size_t>(index)];
   const int64_t row = block * shard.down_step;
   const int64_t rows = std::min(shard.down_step, slice_count_ - row);
-  const int64_t term_floats = LinearTermsScratch(TokensAtOnce(args.form, chosen.count, args.terms), rows, args.terms);
+  const int64_t term_floats = LinearTermsScratch(args.form, TokensAtOnce(args.form, chosen.count, args.terms), rows, args.terms);
   Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
   scratch.Reserve(Scratch::Bytes<float>(term_floats));
   Multiply(args.form, shard.views[static_cast<size_t>(index)].down.Rows(slice_begin_ + row, rows),

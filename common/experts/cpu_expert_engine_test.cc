@@ -111,11 +111,14 @@ std::vector<float> InOrder(const KernelTable& kernels, Form form, FakeSource& so
     std::vector<float> gate(static_cast<size_t>(view.count)), up(gate), y(width);
     std::vector<bf16> act(gate.size());
     const bf16* x = tokens.x.data() + token * hidden;
-    LinearKernel* product = form == Form::kPrefill ? kernels.gemm : kernels.linear;
-    product(view.gate, x, hidden, 1, gate.data(), view.count, 0, view.count);
-    product(view.up, x, hidden, 1, up.data(), view.count, 0, view.count);
+    const auto product = [&](const WeightView& w, const bf16* in, int64_t ldx, float* out, int64_t rows) {
+      if (form == Form::kPrefill) return kernels.gemm(w, in, ldx, 1, out, rows, 0, rows);
+      kernels.linear(w, in, ldx, 1, 1, out, rows, 0, rows);
+    };
+    product(view.gate, x, hidden, gate.data(), view.count);
+    product(view.up, x, hidden, up.data(), view.count);
     kernels.silu_mul(gate.data(), up.data(), act.data(), view.count);
-    product(view.down, act.data(), view.count, 1, y.data(), hidden, 0, hidden);
+    product(view.down, act.data(), view.count, y.data(), hidden);
     source.Release(0, expert, shard);
     return y;
   };

@@ -304,8 +304,8 @@ TEST_F(GgufTest, AStackIsHeldAgainstTheMetadataBeforeItIsCut) {
   EXPECT_THAT(error(w), AllOf(HasSubstr("blk.1.ffn_gate_exps.weight"), HasSubstr("Q4_0"), HasSubstr("Q8_0")));
 }
 
-TEST_F(GgufTest, BlocksInRowsThatNoKernelTakesAreRefusedByTensor) {
-  for (const int64_t columns : {kBlockRowMax, kBlockRowMax + 32}) {
+TEST_F(GgufTest, RowsThatNoKernelTakesAreRefusedByTensor) {
+  for (const int64_t columns : {kRowColumnsMax, kRowColumnsMax + 32}) {
     GgufTestWriter w;
     w.Tensor("output.weight", DType::kQ8_0, {1, columns}, std::string(static_cast<size_t>(columns / 32 * 34), '\0'));
     w.Write(Path());
@@ -316,7 +316,7 @@ TEST_F(GgufTest, BlocksInRowsThatNoKernelTakesAreRefusedByTensor) {
     head.shape = {1, columns};
     head.may_be_blocks = true;
     const absl::Status status = CheckPlan({}, {head}, *checkpoint);
-    if (columns == kBlockRowMax) {
+    if (columns == kRowColumnsMax) {
       EXPECT_TRUE(status.ok()) << status;
       continue;
     }

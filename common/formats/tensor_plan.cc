@@ -208,9 +208,9 @@ absl::Status CheckTensor(const ModelConfig& config, const PlannedTensor& planned
                                                    "; supported here: F32, F16, BF16", planned.may_be_fp8 ? ", F8_E4M3 with 128x128 scales" : "",
                                                    planned.may_be_blocks ? ", GGUF's Q8_0, Q6_K and Q4_K, INT4 in groups of 32" : ""));
   }
-  if (IsBlockFormat(tensor.dtype) && planned.shape.back() > kBlockRowMax) {
-    return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), " has rows of ", planned.shape.back(), " numbers; of dtype ",
-                                                   Quoted(tensor.dtype_name), " at most ", kBlockRowMax, " are supported"));
+  if (planned.shape.back() > kRowColumnsMax) {
+    return absl::InvalidArgumentError(
+        absl::StrCat("tensor ", Quoted(tensor.name), " has rows of ", planned.shape.back(), " numbers; at most ", kRowColumnsMax, " are supported"));
   }
   if (tensor.dtype == DType::kI4G32) return CheckInt4(config, planned, checkpoint, needed, missing);
   if (tensor.dtype != DType::kF8E4M3) {

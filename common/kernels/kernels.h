@@ -29,7 +29,7 @@ namespace hearth {
 //   scales[((scale_row0 + r) / 128) * scale_stride + c / 128]
 // A view of some rows of a bigger tensor keeps the tensor's block grid through `scale_row0` (heads of kv_b_proj begin
 // inside blocks).
-// A row of a block format (quant_blocks.h) is whole blocks, at most kBlockRowMax columns: cols and row_stride are multiples of BlockOf(dtype).elements.
+// A row of a block format (quant_blocks.h) is whole blocks, at most kRowColumnsMax columns: cols and row_stride are multiples of BlockOf(dtype).elements.
 struct WeightView {
   const void* data = nullptr;
   DType dtype = DType::kInvalid;
@@ -85,8 +85,9 @@ struct NextRuns {
   int64_t bytes_per_position = 0;  // in each
 };
 
-using LinearKernel = void(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin,
+using LinearKernel = void(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, int terms, float* y, int64_t ldy, int64_t row_begin,
                           int64_t row_end);
+using GemmKernel = void(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end);
 
 struct KernelTable {
   const char* name;  // "scalar", "avx2", "avx512", "avx512bf16", "amx"
@@ -97,18 +98,19 @@ struct KernelTable {
   // RMSNorm: out[i] = bf16(x[i] * rsqrt(mean(x^2) + eps) * weight[i]).   x [n] f32; weight [n] f32; out [n] bf16
   void (*rms_norm)(const float* x, const float* weight, float eps, bf16* out, int64_t n);
 
-  // y[m, r] = sum_c x[m, c] * w[r, c]  for r in [row_begin, row_end), all m in [0, m_count).
-  //   x [m_count, cols] bf16, rows `ldx` elements apart; y [m_count, rows] f32, rows `ldy` elements apart.
-  //   w: F8E4M3 with scales, BF16, F16 or F32 with any cols, or a block format; any rows, any alignment.
+  // y[m, r] = sum_c (sum_t x[m, t, c]) * w[r, c]  for r in [row_begin, row_end), all m in [0, m_count), t in [0, terms), terms at most kTermsMax.
+  //   x [m_count, terms, cols] bf16, rows `ldx` elements apart; y [m_count, rows] f32, rows `ldy` elements apart.
+  //   w: F8E4M3 with scales, BF16, F16 or F32 with at most kRowColumnsMax cols, or a block format; any rows, any alignment.
+  // With BF16 products all terms of a token go into one sum, step by step of the columns; where numbers are F32, terms are added up before the product.
   // FP8: each 128-column block is summed first, then the sum is multiplied by the block's scale and added to the row's
   // total. Block formats likewise, for each part of a block that has a scale of its own (32 columns, Q6_K 16): the integers
   // times x are exact products, the scale (exact in F32) multiplies their sum. Q4_K: the part's minimum times the sum of x over
   // the part is taken off the total. So no weight is ever rounded.
   LinearKernel* linear;
 
-  // The prefill form of `linear`: the same product in an order of its own, made for many tokens. A few rows are converted once and meet all tokens
-  // of the call, so callers give it as many as they have.
-  LinearKernel* gemm;
+  // The prefill form of `linear`: the same product of one term in an order of its own, made for many tokens; any cols. A few rows are converted once and
+  // meet all tokens of the call, so callers give it as many as they have, and terms as tokens.
+  GemmKernel* gemm;
 
   // The absorbed query (DeepSeek-V2 section 2.1.2): y[c] = sum_r x[r] * w[r, c] for c in [col_begin, col_end), r
   // ascending.

@@ -65,7 +65,9 @@ void PlainRead(benchmark::State& state, bool dram) {
   SetRate(state, rows * kCols);
 }
 
-void LinearF8(benchmark::State& state, LinearKernel* product, bool dram) {
+// product(w, x, m, y, rows): rows [0, rows) of y, for x [m, kCols].
+template <class Product>
+void ProductF8(benchmark::State& state, const Product& product, bool dram) {
   const auto& matrices = DramMatrices();
   const int64_t m = state.range(0);
   const int64_t rows = dram ? kRows : kL2Rows;
@@ -73,7 +75,7 @@ void LinearF8(benchmark::State& state, LinearKernel* product, bool dram) {
   std::vector<float> y(static_cast<size_t>(m * kRows));
   size_t next = 0;
   for (auto _ : state) {
-    product(matrices[next]->view(), x.data(), kCols, m, y.data(), kRows, 0, rows);
+    product(matrices[next]->view(), x.data(), m, y.data(), rows);
     benchmark::ClobberMemory();
     if (dram) next = (next + 1) % matrices.size();
   }
@@ -186,14 +188,23 @@ void RegisterAll() {
     const std::string place = dram ? "dram" : "l2";
     benchmark::RegisterBenchmark(("read/" + place).c_str(), PlainRead, dram)->Unit(benchmark::kMicrosecond);
     for (Isa isa : SupportedIsas()) {
-      const std::string name = "linear_f8/" + place + "/" + std::string(IsaName(isa));
-      auto* bench = benchmark::RegisterBenchmark(name.c_str(), LinearF8, Kernels(isa).linear, dram)->Unit(benchmark::kMicrosecond);
-      if (isa == Isa::kScalar) {
-        bench->Arg(1);
-        continue;
+      for (const int terms : {1, 2}) {
+        const std::string name = "linear_f8/" + place + "/" + std::string(IsaName(isa)) + (terms > 1 ? "/two_terms" : "");
+        const auto run = [isa, terms, dram](benchmark::State& state) {
+          // A token of two terms is two rows of x.
+          const auto product = [isa, terms](const WeightView& w, const bf16* x, int64_t m, float* y, int64_t rows) {
+            Kernels(isa).linear(w, x, kCols, m / terms, terms, y, kRows, 0, rows);
+          };
+          ProductF8(state, product, dram);
+        };
+        auto* bench = benchmark::RegisterBenchmark(name.c_str(), run)->Unit(benchmark::kMicrosecond);
+        if (isa == Isa::kScalar) {
+          bench->Arg(terms);
+          continue;
+        }
+        for (const int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 12}) bench->Arg(m * terms);
+        if (!dram) bench->Arg(64);
       }
-      for (const int64_t m : {1, 2, 3, 4, 5, 6, 7, 8, 12}) bench->Arg(m);
-      if (!dram) bench->Arg(64);
     }
   }
   benchmark::RegisterBenchmark("peak/vdpbf16ps", DotPeak);
@@ -201,7 +212,13 @@ void RegisterAll() {
     if (isa == Isa::kScalar) continue;
     for (bool dram : {false, true}) {
       const std::string name = std::string(dram ? "gemm_f8/dram/" : "gemm_f8/l2/") + std::string(IsaName(isa));
-      auto* bench = benchmark::RegisterBenchmark(name.c_str(), LinearF8, Kernels(isa).gemm, dram)->Unit(benchmark::kMicrosecond);
+      const auto run = [isa, dram](benchmark::State& state) {
+        const auto product = [isa](const WeightView& w, const bf16* x, int64_t m, float* y, int64_t rows) {
+          Kernels(isa).gemm(w, x, kCols, m, y, kRows, 0, rows);
+        };
+        ProductF8(state, product, dram);
+      };
+      auto* bench = benchmark::RegisterBenchmark(name.c_str(), run)->Unit(benchmark::kMicrosecond);
       for (const int64_t m : {1, 4, 16, 32, 60, 64, 120, 128, 252, 504, 512}) bench->Arg(m);
     }
   }

@@ -29,6 +29,17 @@ constexpr double kEpsilon = 0x1p-23;
 
 uint32_t Bits(float x) { return std::bit_cast<uint32_t>(x); }
 
+// A form of the product: `linear` with so many terms a token, or `gemm`.   x [m_count, terms, cols]
+struct Product {
+  const KernelTable* kernels;
+  bool prefill;
+  int terms;
+  void operator()(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t begin, int64_t end) const {
+    if (prefill) return kernels->gemm(w, x, ldx, m_count, y, ldy, begin, end);
+    kernels->linear(w, x, ldx, m_count, terms, y, ldy, begin, end);
+  }
+};
+
 // Runs once per path; those that this CPU lacks are skipped by name.
 class KernelsTest : public testing::TestWithParam<Isa> {
  protected:
@@ -40,10 +51,11 @@ class KernelsTest : public testing::TestWithParam<Isa> {
   }
   const KernelTable& k() const { return Kernels(GetParam()); }
   bool FlushesSubnormals() const { return GetParam() >= Isa::kAvx512Bf16; }
-  // Both forms of the product, over every dtype.
-  std::vector<std::pair<LinearKernel*, DType>> Products() const {
-    std::vector<std::pair<LinearKernel*, DType>> products;
-    for (LinearKernel* product : {k().linear, k().gemm}) {
+  std::vector<Product> Forms() const { return {{&k(), false, 1}, {&k(), false, 2}, {&k(), true, 1}}; }
+  // All forms of the product, over every dtype.
+  std::vector<std::pair<Product, DType>> Products() const {
+    std::vector<std::pair<Product, DType>> products;
+    for (const Product& product : Forms()) {
       for (DType dtype : kAllDTypes) products.emplace_back(product, dtype);
     }
     return products;
@@ -179,8 +191,8 @@ TEST_P(KernelsTest, LinearAgreesWithTheF64Sum) {
     for (const auto& [rows, some_cols] : kShapes) {
       const MatrixCase w(rng_, dtype, rows, some_cols, some_cols + 3, 101);
       const int64_t cols = w.view().cols;
-      const int64_t m_count = 3;
-      GuardedArray<bf16> x(m_count * cols);
+      const int64_t m_count = 3, terms = product.terms;
+      GuardedArray<bf16> x(m_count * terms * cols);
       FillGaussian(rng_, {x.data(), static_cast<size_t>(x.size())});
       GuardedArray<float> y(m_count * rows, kNan);
       product(w.view(), x.data(), cols, m_count, y.data(), rows, 0, rows);
@@ -189,12 +201,14 @@ TEST_P(KernelsTest, LinearAgreesWithTheF64Sum) {
           double sum = 0;
           double magnitude = 0;
           for (int64_t c = 0; c < cols; ++c) {
-            const double value = ToFloat(x[m * cols + c]);
-            sum += static_cast<double>(w.Element(r, c)) * w.Scale(r, c) * value;
-            magnitude += w.Magnitude(r, c) * std::fabs(value);
+            for (int64_t term = 0; term < terms; ++term) {
+              const double value = ToFloat(x[(m * terms + term) * cols + c]);
+              sum += static_cast<double>(w.Element(r, c)) * w.Scale(r, c) * value;
+              magnitude += w.Magnitude(r, c) * std::fabs(value);
+            }
           }
-          ASSERT_NEAR(y[m * rows + r], sum, SumTolerance(cols, magnitude))
-              << DTypeName(dtype) << " " << rows << "x" << cols << " token " << m << " row " << r;
+          ASSERT_NEAR(y[m * rows + r], sum, SumTolerance(cols * terms, magnitude))
+              << DTypeName(dtype) << " terms " << terms << " " << rows << "x" << cols << " token " << m << " row " << r;
         }
       }
     }
@@ -209,11 +223,12 @@ TEST_P(KernelsTest, LinearBitsDependOnRowAndTokenAlone) {
     for (const auto& [rows, some_cols] : kShapes) {
       const MatrixCase w(rng_, dtype, rows, some_cols, some_cols + (rows % 2), 77);
       const int64_t cols = w.view().cols;
-      std::vector<bf16> x(static_cast<size_t>(kTokensMax * cols));
+      const int64_t terms = product.terms;
+      std::vector<bf16> x(static_cast<size_t>(kTokensMax * terms * cols));
       FillGaussian(rng_, x);
       std::vector<float> want(static_cast<size_t>(kTokensMax * rows));
       for (int64_t m = 0; m < kTokensMax; ++m) {
-        product(w.view(), &x[static_cast<size_t>(m * cols)], cols, 1, &want[static_cast<size_t>(m * rows)], rows, 0, rows);
+        product(w.view(), &x[static_cast<size_t>(m * terms * cols)], cols, 1, &want[static_cast<size_t>(m * rows)], rows, 0, rows);
       }
       for (int64_t m_count : {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 19, 40}) {
         for (int tries = 0; tries < 3; ++tries) {
@@ -221,20 +236,47 @@ TEST_P(KernelsTest, LinearBitsDependOnRowAndTokenAlone) {
           const int64_t end = tries == 0 ? begin : begin + 1 + static_cast<int64_t>(rng_() % static_cast<uint32_t>(rows - begin));
           const int64_t ldx = cols + static_cast<int64_t>(rng_() % 5);
           const int64_t ldy = rows + static_cast<int64_t>(rng_() % 5);
-          GuardedArray<bf16> xs(m_count * ldx);
-          for (int64_t m = 0; m < m_count; ++m) std::copy_n(&x[static_cast<size_t>(m * cols)], cols, xs.data() + m * ldx);
+          GuardedArray<bf16> xs(m_count * terms * ldx);
+          for (int64_t m = 0; m < m_count * terms; ++m) std::copy_n(&x[static_cast<size_t>(m * cols)], cols, xs.data() + m * ldx);
           GuardedArray<float> y(m_count * ldy, 12345.0f);
           product(w.view(), xs.data(), ldx, m_count, y.data(), ldy, begin, end);
           for (int64_t m = 0; m < m_count; ++m) {
             for (int64_t r = 0; r < ldy; ++r) {
               const bool inside = r >= begin && r < end;
               const float expected = inside ? want[static_cast<size_t>(m * rows + r)] : 12345.0f;
-              ASSERT_EQ(Bits(y[m * ldy + r]), Bits(expected)) << DTypeName(dtype) << " " << rows << "x" << cols << " tokens " << m_count << " rows ["
-                                                              << begin << ", " << end << ") token " << m << " row " << r;
+              ASSERT_EQ(Bits(y[m * ldy + r]), Bits(expected)) << DTypeName(dtype) << " terms " << terms << " " << rows << "x" << cols << " tokens "
+                                                              << m_count << " rows [" << begin << ", " << end << ") token " << m << " row " << r;
             }
           }
         }
       }
+    }
+  }
+}
+
+// Two terms that split an F32 number give its product, but for what two terms lack of 24 bits: the low one counts in full.
+TEST_P(KernelsTest, TwoTermsAreOneNumber) {
+  const int64_t cols = 200;
+  for (DType dtype : kAllDTypes) {
+    const MatrixCase w(rng_, dtype, 5, cols, cols, 0);
+    const int64_t rows = w.view().rows, width = w.view().cols;
+    std::vector<float> numbers(static_cast<size_t>(width));
+    FillGaussian(rng_, numbers);
+    std::vector<bf16> x(static_cast<size_t>(2 * width));
+    for (int64_t c = 0; c < width; ++c) {
+      const size_t at = static_cast<size_t>(c);
+      x[at] = ToBf16(numbers[at]);
+      x[static_cast<size_t>(width + c)] = ToBf16(numbers[at] - ToFloat(x[at]));
+    }
+    std::vector<float> y(static_cast<size_t>(rows));
+    k().linear(w.view(), x.data(), width, 1, 2, y.data(), rows, 0, rows);
+    for (int64_t r = 0; r < rows; ++r) {
+      double sum = 0, magnitude = 0;
+      for (int64_t c = 0; c < width; ++c) {
+        sum += static_cast<double>(w.Element(r, c)) * w.Scale(r, c) * numbers[static_cast<size_t>(c)];
+        magnitude += w.Magnitude(r, c) * std::fabs(numbers[static_cast<size_t>(c)]);
+      }
+      ASSERT_NEAR(y[static_cast<size_t>(r)], sum, SumTolerance(2 * width, magnitude) + 0x1p-16 * magnitude) << DTypeName(dtype) << " row " << r;
     }
   }
 }
@@ -245,7 +287,7 @@ TEST_P(KernelsTest, LinearOfAViewOfRows) {
   for (const auto& [product, dtype] : Products()) {
     const MatrixCase w(rng_, dtype, rows, 260, 260, 60);
     const int64_t cols = w.view().cols;
-    std::vector<bf16> x(static_cast<size_t>(cols));
+    std::vector<bf16> x(static_cast<size_t>(product.terms * cols));
     FillGaussian(rng_, x);
     std::vector<float> whole(static_cast<size_t>(rows));
     product(w.view(), x.data(), cols, 1, whole.data(), rows, 0, rows);
@@ -267,7 +309,7 @@ TEST_P(KernelsTest, WeightsAtAnyAddress) {
     const MatrixCase w(rng_, dtype, rows, 301, 301, 0);
     const int64_t cols = w.view().cols;
     const size_t bytes = DTypeBytes(dtype, static_cast<uint64_t>(rows * cols));
-    std::vector<bf16> x(static_cast<size_t>(cols));
+    std::vector<bf16> x(static_cast<size_t>(product.terms * cols));
     FillGaussian(rng_, x);
     std::vector<float> want(static_cast<size_t>(rows)), want_transposed(static_cast<size_t>(cols));
     product(w.view(), x.data(), cols, 1, want.data(), rows, 0, rows);
@@ -296,10 +338,10 @@ TEST_P(KernelsTest, F8IsConvertedExactly) {
   for (float value : {1.0f, -3.0f, 0x1.fcp100f, 0x1p-100f, 0x1p-126f * 512, 0x1p-130f}) {
     const bool flushed = FlushesSubnormals() && value < 0x1p-126f && value > 0;
     for (int64_t c = 0; c < cols; ++c) {
-      std::vector<bf16> x(static_cast<size_t>(cols));
+      std::vector<bf16> x(static_cast<size_t>(kTermsMax * cols));
       x[static_cast<size_t>(c)] = ToBf16(value);
       std::vector<float> y(static_cast<size_t>(rows));
-      for (LinearKernel* product : {k().linear, k().gemm}) {
+      for (const Product& product : Forms()) {
         product(w, x.data(), cols, 1, y.data(), rows, 0, rows);
         for (int64_t r = 0; r < rows; ++r) {
           const float want = flushed ? 0.0f : F8E4M3ToFloat(codes.code(r, c)) * value * codes.Scale(r, c);
@@ -317,10 +359,10 @@ TEST_P(KernelsTest, BlockFormatsAreConvertedExactly) {
     if (!IsBlockFormat(dtype)) continue;
     const MatrixCase w(rng_, dtype, 300, 300, 300, 0);  // 32-column blocks: an even number and then one more row of blocks than pairs
     const int64_t rows = w.view().rows, cols = w.view().cols;
-    std::vector<bf16> x(static_cast<size_t>(cols));
+    std::vector<bf16> x(static_cast<size_t>(kTermsMax * cols));
     std::vector<float> y(static_cast<size_t>(rows));
     for (int64_t c = 0; c < cols; ++c) {
-      for (LinearKernel* product : {k().linear, k().gemm}) {
+      for (const Product& product : Forms()) {
         x[static_cast<size_t>(c)] = ToBf16(0.25f);
         product(w.view(), x.data(), cols, 1, y.data(), rows, 0, rows);
         for (int64_t r = 0; r < rows; ++r) ASSERT_EQ(y[static_cast<size_t>(r)], 0.25f * w.Element(r, c)) << DTypeName(dtype) << " " << r << "," << c;

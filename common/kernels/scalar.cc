@@ -73,15 +73,22 @@ void RmsNorm(const float* x, const float* weight, float eps, bf16* out, int64_t 
   for (int64_t i = 0; i < n; ++i) out[i] = ToBf16(x[i] * inverse * weight[i]);
 }
 
+// A token's activations, in one term or in two that are added up.
+struct Activations {
+  const bf16* high;
+  const bf16* low;  // null: none
+  float operator[](int64_t c) const { return low == nullptr ? ToFloat(high[c]) : ToFloat(high[c]) + ToFloat(low[c]); }
+};
+
 template <DType kDType>
-float DotRange(const uint8_t* row, const bf16* x, int64_t begin, int64_t end) {
+float DotRange(const uint8_t* row, const Activations& x, int64_t begin, int64_t end) {
   float sum = 0.0f;
-  for (int64_t c = begin; c < end; ++c) sum += Element<kDType>(row, c) * ToFloat(x[c]);
+  for (int64_t c = begin; c < end; ++c) sum += Element<kDType>(row, c) * x[c];
   return sum;
 }
 
 template <DType kDType>
-float RowDot(const WeightView& w, int64_t row, const bf16* x) {
+float RowDot(const WeightView& w, int64_t row, const Activations& x) {
   const uint8_t* data = RowData(w, row);
   if constexpr (kDType != DType::kF8E4M3) return DotRange<kDType>(data, x, 0, w.cols);
   const float* scales = RowScales(w, row);
@@ -94,19 +101,19 @@ float RowDot(const WeightView& w, int64_t row, const bf16* x) {
 }
 
 // One row of a block format.
-float BlockRowDot(const WeightView& w, int64_t row, const bf16* x) {
+float BlockRowDot(const WeightView& w, int64_t row, const Activations& x) {
   const DTypeBlock block = BlockOf(w.dtype);
   const uint8_t* data = RowData(w, row);
   float total = 0.0f;
   DecodedBlock numbers;
-  for (int64_t c = 0; c < w.cols; c += block.elements, data += block.bytes, x += block.elements) {
+  for (int64_t c = 0; c < w.cols; c += block.elements, data += block.bytes) {
     DecodeBlock(w.dtype, data, numbers);
     for (int part = 0; part * numbers.part_columns < numbers.columns; ++part) {
       float sum = 0.0f;
       float x_sum = 0.0f;
       for (int i = part * numbers.part_columns; i < (part + 1) * numbers.part_columns; ++i) {
-        sum += static_cast<float>(numbers.q[i]) * ToFloat(x[i]);
-        x_sum += ToFloat(x[i]);
+        sum += static_cast<float>(numbers.q[i]) * x[c + i];
+        x_sum += x[c + i];
       }
       total += sum * numbers.scale[part];
       total -= x_sum * numbers.min[part];
@@ -115,18 +122,26 @@ float BlockRowDot(const WeightView& w, int64_t row, const bf16* x) {
   return total;
 }
 
-void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
+void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, int terms, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
+  const auto token = [&](int64_t m) {
+    const bf16* high = x + m * terms * ldx;
+    return Activations{high, terms > 1 ? high + ldx : nullptr};
+  };
   if (IsBlockFormat(w.dtype)) {
     for (int64_t r = row_begin; r < row_end; ++r) {
-      for (int64_t m = 0; m < m_count; ++m) y[m * ldy + r] = BlockRowDot(w, r, x + m * ldx);
+      for (int64_t m = 0; m < m_count; ++m) y[m * ldy + r] = BlockRowDot(w, r, token(m));
     }
     return;
   }
   ForDType(w.dtype, [&]<DType kDType>() {
     for (int64_t r = row_begin; r < row_end; ++r) {
-      for (int64_t m = 0; m < m_count; ++m) y[m * ldy + r] = RowDot<kDType>(w, r, x + m * ldx);
+      for (int64_t m = 0; m < m_count; ++m) y[m * ldy + r] = RowDot<kDType>(w, r, token(m));
     }
   });
+}
+
+void Gemm(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
+  Linear(w, x, ldx, m_count, 1, y, ldy, row_begin, row_end);
 }
 
 void LinearTransposed(const WeightView& w, const bf16* x, float* y, int64_t col_begin, int64_t col_end) {
@@ -289,7 +304,7 @@ constinit const KernelTable kScalarTable = {
     .to_bf16 = ScalarToBf16,
     .rms_norm = RmsNorm,
     .linear = Linear,
-    .gemm = Linear,
+    .gemm = Gemm,
     .linear_transposed = LinearTransposed,
     .silu_mul = SiluMul,
     .axpy = Axpy,

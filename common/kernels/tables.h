@@ -11,6 +11,6 @@ extern const KernelTable kAvx2Table;
 extern const KernelTable kAvx512Table;
 extern const KernelTable kAvx512Bf16Table;
 extern const KernelTable kAmxTable;  // kAvx512Bf16Table with another `gemm`, this:
-LinearKernel GemmInAmxTiles;
+GemmKernel GemmInAmxTiles;
 
 }  // namespace hearth

@@ -96,7 +96,7 @@ class Bench {
     const int64_t begin = MonotonicNowNs();
     pool.ParallelFor(pool.num_threads() > 1, copies.count() * kTasks, [&](int64_t task, int) {
       const int64_t row = task % kTasks * kTaskRows;
-      kernels_.linear(copies.View(task / kTasks), x_.data(), kCols, m, y_.data(), kRows, row, row + kTaskRows);
+      kernels_.linear(copies.View(task / kTasks), x_.data(), kCols, m, 1, y_.data(), kRows, row, row + kTaskRows);
     });
     return Since(begin);
   }
@@ -107,7 +107,7 @@ class Bench {
     std::vector<double> rates;
     for (int round = 0; round < 3 * rounds_; ++round) {
       const int64_t begin = MonotonicNowNs();
-      for (int i = 0; i < kTimes; ++i) kernels_.linear(copies.View(0), x_.data(), kCols, m, y_.data(), kRows, 0, rows);
+      for (int i = 0; i < kTimes; ++i) kernels_.linear(copies.View(0), x_.data(), kCols, m, 1, y_.data(), kRows, 0, rows);
       rates.push_back(static_cast<double>(kTimes * rows * copies.row_bytes()) * 1e-9 / Since(begin));
     }
     return Median(rates);

@@ -1,7 +1,7 @@
 // The kernel lab: the decode kernel and the ideas beside it (common/kernels/x86/lab_entries.h), FP8, out of L2 and out of DRAM, with one thread and
 // with all, beside what the machine reads plainly; and the machine's limits. Every entry is checked against the scalar kernel first.
 // Each figure is the median of rounds in which a plain read of the same bytes and all entries take turns. Never run by ctest. Flags:
-//   --rounds N (7), --tokens N (1; two terms make two of a token), --shape N (all; the N-th of the list), --threads N (all cores), --zeros PERCENT of the weights (0)
+//   --rounds N (7), --tokens N (1), --terms 1|2 (of activations; 1), --shape N (all; the N-th of the list), --threads N (all cores), --zeros PERCENT of the weights (0)
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -44,6 +44,7 @@ uint8_t* Map(int64_t bytes, bool huge) {
 struct LabFlags {
   int rounds = 7;
   int64_t tokens = 1;
+  int terms = 1;
   int64_t shape = 0;  // all
   int zeros = 0;      // percent
 };
@@ -73,9 +74,9 @@ void FillCodes(uint8_t* data, int64_t bytes, int zeros) {
 class Lab {
  public:
   Lab(ThreadPool& one, ThreadPool& all, const LabFlags& flags)
-      : one_(one), all_(all), rounds_(flags.rounds), tokens_(flags.tokens), data_(Map(kDramBytes, true)) {
+      : one_(one), all_(all), rounds_(flags.rounds), tokens_(flags.tokens), terms_(flags.terms), data_(Map(kDramBytes, true)) {
     FillCodes(data_, kDramBytes, flags.zeros);
-    const int64_t numbers = tokens_ * kColsMax;
+    const int64_t numbers = tokens_ * terms_ * kColsMax;
     x_ = {reinterpret_cast<bf16*>(Map(numbers * static_cast<int64_t>(sizeof(bf16)), false)), static_cast<size_t>(numbers)};
     std::mt19937 rng(2);
     std::normal_distribution<float> gaussian;
@@ -111,11 +112,11 @@ class Lab {
   bool Check(const Shape& shape) {
     const WeightView w = View(shape, 0, shape.rows);
     std::vector<float> want(static_cast<size_t>(tokens_ * shape.rows)), got(want.size());
-    Kernels(Isa::kScalar).linear(w, x_.data(), w.cols, tokens_, want.data(), w.rows, 0, w.rows);
+    Kernels(Isa::kScalar).linear(w, x_.data(), w.cols, tokens_, terms_, want.data(), w.rows, 0, w.rows);
     float largest = 0;
     for (const float value : want) largest = std::max(largest, std::fabs(value));
     for (const LabEntry& entry : entries_) {
-      entry.linear(w, x_.data(), w.cols, tokens_, got.data(), w.rows, 0, w.rows);
+      entry.linear(w, x_.data(), w.cols, tokens_, terms_, got.data(), w.rows, 0, w.rows);
       for (size_t i = 0; i < want.size(); ++i) {
         if (std::fabs(got[i] - want[i]) <= 1e-5f * largest) continue;
         std::fprintf(stderr, "kernel_lab: %s differs in sum %zu of %lld x %lld: %g, not %g\n", entry.name, i, static_cast<long long>(shape.rows),
@@ -127,8 +128,9 @@ class Lab {
   }
 
   void Measure(const Shape& shape) {
-    std::printf("\n%lld x %lld, %lld tokens\n%-42s %18s %18s %18s\n", static_cast<long long>(shape.rows), static_cast<long long>(shape.cols),
-                static_cast<long long>(tokens_), "GB/s (of a plain read)", "L2, one thread", "DRAM, one", "DRAM, all");
+    std::printf("\n%lld x %lld, %lld tokens in %d terms\n%-42s %18s %18s %18s\n", static_cast<long long>(shape.rows),
+                static_cast<long long>(shape.cols), static_cast<long long>(tokens_), terms_, "GB/s (of a plain read)", "L2, one thread", "DRAM, one",
+                "DRAM, all");
     const int64_t l2_rows = std::min(shape.rows, kL2Bytes / shape.cols / 16 * 16);
     const auto l2 = Rates(one_, shape, l2_rows, 1, 40);
     const int64_t copies = kDramBytes / (shape.rows * shape.cols);
@@ -175,7 +177,8 @@ class Lab {
           pool.ParallelFor(pool.num_threads() > 1, copies * blocks, [&](int64_t task, int worker) {
             const WeightView w = View(shape, task / blocks, shape.rows);
             const int64_t row = task % blocks * kTaskRows;
-            entries_[i].linear(w, x_.data(), w.cols, tokens_, y.data() + worker * tokens_ * shape.rows, w.rows, row, std::min(rows, row + kTaskRows));
+            entries_[i].linear(w, x_.data(), w.cols, tokens_, terms_, y.data() + worker * tokens_ * shape.rows, w.rows, row,
+                               std::min(rows, row + kTaskRows));
           });
         }
         rates[i].push_back(bytes / static_cast<double>(MonotonicNowNs() - begin));
@@ -191,8 +194,9 @@ class Lab {
   ThreadPool& all_;
   const int rounds_;
   const int64_t tokens_;
+  const int terms_;
   uint8_t* const data_;
-  std::span<bf16> x_;  // [tokens, columns of the shape], at a line's beginning as a worker's activations are
+  std::span<bf16> x_;  // [tokens, terms, columns of the shape], at a line's beginning as a worker's activations are
   std::vector<float> scales_ = std::vector<float>(64 * 128);
   std::vector<LabEntry> entries_;
 };
@@ -209,6 +213,8 @@ int main(int argc, char** argv) {
       flags.rounds = n;
     } else if (name == "--tokens" && n >= 1) {
       flags.tokens = n;
+    } else if (name == "--terms" && n >= 1 && n <= hearth::kTermsMax) {
+      flags.terms = n;
     } else if (name == "--shape" && n >= 1 && n <= std::ssize(hearth::kShapes)) {
       flags.shape = n;
     } else if (name == "--zeros" && n >= 0 && n <= 100) {

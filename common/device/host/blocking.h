@@ -1,4 +1,4 @@
-// How the host device cuts a product of weights and tokens into kernel calls, and which kernel a form has.
+// How the host device cuts a product of weights and tokens into kernel calls.
 // Room: common/device/host. Used by linear layers, attention and the expert engine alike.
 #pragma once
 
@@ -7,14 +7,11 @@
 
 #include "common/base/ceil_div.h"
 #include "common/device/ops.h"
-#include "common/kernels/kernels.h"
 
 namespace hearth {
 
 // Weight rows are cut in multiples of this, so that kernels work on whole groups of rows.
 inline constexpr int64_t kRowAlign = 64;
-
-inline LinearKernel* ProductOf(const KernelTable& kernels, Form form) { return form == Form::kPrefill ? kernels.gemm : kernels.linear; }
 
 // Tokens that the form's kernel is given at once, of `tokens` that share the weights: even parts, the last one not much smaller.
 inline int64_t TokensAtOnce(Form form, int64_t tokens, int terms) {

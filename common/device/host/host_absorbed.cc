@@ -35,9 +35,7 @@ class AbsorbedHeads {
     return Scratch::Bytes<float>(a_.rank) + Scratch::Bytes<float>(heads_ * width_) + Scratch::Bytes<float>(heads_ * kPageTokens) +
            (plain_ ? Scratch::Bytes<bf16>(heads_ * width_) : Scratch::Bytes<float>(kPageTokens * width_));
   }
-  static size_t ResultBytes(const MlaAttentionArgs& a) {
-    return Scratch::Bytes<float>(a.v_dim) + Scratch::Bytes<bf16>(kTermsMax * a.rank) + Scratch::Bytes<float>(kTermsMax * a.v_dim);
-  }
+  static size_t ResultBytes(const MlaAttentionArgs& a) { return Scratch::Bytes<float>(a.v_dim) + Scratch::Bytes<bf16>(kTermsMax * a.rank); }
 
   // The queries of all heads, with the key half of kv_b in them.
   void Absorb(Scratch& scratch) {
@@ -89,11 +87,10 @@ class AbsorbedHeads {
   void Finish(const QuerySums& sums, Scratch& scratch) const {
     float* value = scratch.Take<float>(a_.v_dim);
     bf16* latent = scratch.Take<bf16>(kTermsMax * a_.rank);
-    float* products = scratch.Take<float>(kTermsMax * a_.v_dim);
     Normalise(sums, heads_, a_.rank);
     for (int64_t h = 0; h < heads_; ++h) {
       SplitTerms(kernels_, sums.values + h * a_.rank, a_.rank, a_.terms, latent);
-      LinearTerms(kernels_.linear, ValueRows(a_, first_head_ + h), latent, a_.rank, 1, a_.terms, value, a_.v_dim, 0, a_.v_dim, products);
+      kernels_.linear(ValueRows(a_, first_head_ + h), latent, a_.rank, 1, a_.terms, value, a_.v_dim, 0, a_.v_dim);
       StoreResult(a_, value, row_.row, first_head_ + h);
     }
   }
@@ -104,7 +101,7 @@ class AbsorbedHeads {
     if (a_.k_b.data == nullptr) {
       kernels_.linear_transposed(a_.kv_b.Rows(head * (a_.nope + a_.v_dim), a_.nope), query, out, 0, a_.rank);
     } else {
-      kernels_.linear(a_.k_b.Rows(head * a_.rank, a_.rank), query, a_.nope, 1, out, a_.rank, 0, a_.rank);
+      kernels_.linear(a_.k_b.Rows(head * a_.rank, a_.rank), query, a_.nope, 1, 1, out, a_.rank, 0, a_.rank);
     }
   }
 

@@ -116,8 +116,8 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
     scratch.Reserve(Scratch::Bytes<float>(kPageTokens * kv_dim) + Scratch::Bytes<bf16>(kPageTokens * row_dim) +
                     Scratch::Bytes<float>(AttendPageScratch(key_dim, a.v_dim)) + Scratch::Bytes<SoftmaxState>(block_rows) +
                     Scratch::Bytes<float>(block_rows * sums_dim) + Scratch::Bytes<bf16>(block_rows * key_dim) +
-                    Scratch::Bytes<float>(LinearTermsScratch(kPageTokens, kv_dim, cached_terms)) + Scratch::Bytes<float>(TransposedKeyFloats(a)) +
-                    Scratch::Bytes<float>(a.nope) +
+                    Scratch::Bytes<float>(LinearTermsScratch(Form::kPrefill, kPageTokens, kv_dim, cached_terms)) +
+                    Scratch::Bytes<float>(TransposedKeyFloats(a)) + Scratch::Bytes<float>(a.nope) +
                     (pages.f8() ? Scratch::Bytes<float>(kPageTokens * width) + Scratch::Bytes<bf16>(kPageTokens * width) : 0));
     float* transposed = scratch.Take<float>(TransposedKeyFloats(a));
     float* key_row = scratch.Take<float>(a.nope);
@@ -127,7 +127,7 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
     SoftmaxState* states = scratch.Take<SoftmaxState>(block_rows);
     float* sums = scratch.Take<float>(block_rows * sums_dim);
     bf16* queries = scratch.Take<bf16>(block_rows * key_dim);
-    float* products = scratch.Take<float>(LinearTermsScratch(kPageTokens, kv_dim, cached_terms));
+    float* products = scratch.Take<float>(LinearTermsScratch(Form::kPrefill, kPageTokens, kv_dim, cached_terms));
     float* widened = pages.f8() ? scratch.Take<float>(kPageTokens * width) : nullptr;
     bf16* narrowed = pages.f8() ? scratch.Take<bf16>(kPageTokens * width) : nullptr;
     std::fill_n(states, block.count, SoftmaxState{});
@@ -151,8 +151,8 @@ void HostOps::AttendExpanded(const MlaAttentionArgs& a) {
       } else {
         cached = pages.rows(page);
       }
-      LinearTerms(kernels_.gemm, keys, cached, width, filled, cached_terms, expanded, kv_dim, 0, a.nope, products);
-      LinearTerms(kernels_.gemm, values, cached, width, filled, cached_terms, expanded + a.nope, kv_dim, 0, a.v_dim, products);
+      LinearTerms(kernels_, Form::kPrefill, keys, cached, width, filled, cached_terms, expanded, kv_dim, 0, a.nope, products);
+      LinearTerms(kernels_, Form::kPrefill, values, cached, width, filled, cached_terms, expanded + a.nope, kv_dim, 0, a.v_dim, products);
       for (int64_t j = 0; j < filled; ++j) {
         const bf16* rope = cached + j * row_elements + a.rank;
         WriteKeyValue(kernels_, expanded + j * kv_dim, rope, cached_terms > 1 ? rope + width : no_low.data(), a, keys_values + j * row_dim);

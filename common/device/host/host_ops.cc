@@ -66,10 +66,10 @@ void HostOps::Product(const LinearArgs& a) {
     const int64_t row = task / token_blocks * step;
     const int64_t token = task % token_blocks * at_once;
     const int64_t tokens = std::min(at_once, a.m - token);
-    const int64_t scratch_floats = LinearTermsScratch(tokens, step, a.terms);
+    const int64_t scratch_floats = LinearTermsScratch(a.form, tokens, step, a.terms);
     Scratch& scratch = worker_scratch_[static_cast<size_t>(worker)];
     scratch.Reserve(Scratch::Bytes<float>(scratch_floats));
-    LinearTerms(ProductOf(kernels_, a.form), w, a.x + token * a.terms * a.ldx, a.ldx, tokens, a.terms, a.y + token * a.ldy, a.ldy, row,
+    LinearTerms(kernels_, a.form, w, a.x + token * a.terms * a.ldx, a.ldx, tokens, a.terms, a.y + token * a.ldy, a.ldy, row,
                 std::min(row + step, rows), scratch.Take<float>(scratch_floats));
   });
 }

@@ -74,14 +74,12 @@ void SiluMulTerms(const KernelTable& kernels, const float* gate, const float* up
   }
 }
 
-void LinearTerms(LinearKernel* product, const WeightView& w, const bf16* x, int64_t ldx, int64_t tokens, int terms, float* y, int64_t ldy,
-                 int64_t row_begin, int64_t row_end, float* scratch) {
-  if (terms == 1) {
-    product(w, x, ldx, tokens, y, ldy, row_begin, row_end);
-    return;
-  }
+void LinearTerms(const KernelTable& kernels, Form form, const WeightView& w, const bf16* x, int64_t ldx, int64_t tokens, int terms, float* y,
+                 int64_t ldy, int64_t row_begin, int64_t row_end, float* scratch) {
+  if (form == Form::kDecode) return kernels.linear(w, x, ldx, tokens, terms, y, ldy, row_begin, row_end);
+  if (terms == 1) return kernels.gemm(w, x, ldx, tokens, y, ldy, row_begin, row_end);
   const int64_t rows = row_end - row_begin;
-  product(w.Rows(row_begin, rows), x, ldx, tokens * terms, scratch, rows, 0, rows);
+  kernels.gemm(w.Rows(row_begin, rows), x, ldx, tokens * terms, scratch, rows, 0, rows);
   for (int64_t m = 0; m < tokens; ++m) {
     const float* high = scratch + m * terms * rows;
     float* out = y + m * ldy + row_begin;

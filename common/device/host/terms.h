@@ -1,14 +1,16 @@
-// Activations as sums of BF16 terms. One term is the plain form: 8 bits of mantissa. Two terms, x = high + low, hold 16: the matrix kernels, which take
-// BF16, are given both as rows of their own and the two products are added, so a product sees its input nearly as F32 holds it.
+// Activations as sums of BF16 terms. One term is the plain form: 8 bits of mantissa. Two terms, x = high + low, hold 16, so a product sees its input
+// nearly as F32 holds it: the decode form's kernel takes both into one sum; the prefill form's is given both as rows of their own, and the two products
+// are added.
 // Why: rounding inputs and KV is what moves logits (by 0.01 on average for fable-moe, 0.00001 with two terms) and, through them, near-ties of the gate.
 // Weights are read once either way.
-// Room: common/device/host. May touch: common/{kernels,base}. Threads: any. Layout: [tokens, terms, n], a token's terms beside each other.
+// Room: common/device/host. May touch: common/{device,kernels,base}. Threads: any. Layout: [tokens, terms, n], a token's terms beside each other.
 #pragma once
 
 #include <cstdint>
 
 #include "common/base/dtype.h"
 #include "common/device/host/scratch.h"
+#include "common/device/ops.h"
 #include "common/kernels/kernels.h"
 
 namespace hearth {
@@ -25,9 +27,12 @@ void NormTerms(const KernelTable& kernels, const float* x, const float* weight, 
 void SiluMulTerms(const KernelTable& kernels, const float* gate, const float* up, int64_t n, int terms, bf16* out, int64_t stride);
 
 // Scratch that LinearTerms takes for so many tokens and rows, in floats.
-inline int64_t LinearTermsScratch(int64_t tokens, int64_t rows, int terms) { return terms == 1 ? 0 : tokens * terms * rows; }
-// y[m, r] = sum over terms of x[m, term] . w[r], for r in [row_begin, row_end).   x [tokens, terms, cols], `ldx` between terms; y as `product` has it
-void LinearTerms(LinearKernel* product, const WeightView& w, const bf16* x, int64_t ldx, int64_t tokens, int terms, float* y, int64_t ldy,
-                 int64_t row_begin, int64_t row_end, float* scratch);
+inline int64_t LinearTermsScratch(Form form, int64_t tokens, int64_t rows, int terms) {
+  return form == Form::kDecode || terms == 1 ? 0 : tokens * terms * rows;
+}
+// y[m, r] = sum over terms of x[m, term] . w[r], for r in [row_begin, row_end), by the form's kernel.
+//   x [tokens, terms, cols], `ldx` between terms; y as the kernel has it
+void LinearTerms(const KernelTable& kernels, Form form, const WeightView& w, const bf16* x, int64_t ldx, int64_t tokens, int terms, float* y,
+                 int64_t ldy, int64_t row_begin, int64_t row_end, float* scratch);
 
 }  // namespace hearth

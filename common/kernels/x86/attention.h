@@ -24,15 +24,42 @@ struct KeyPiece {
   int64_t n;
 };
 
+// acc[r][t] += k[r] . q[t] over n columns.   k: rows k_stride bytes apart; q: ldq elements apart
+template <class D, int R, int T>
+HEARTH_INLINE void ScoreDots(typename D::Acc (&acc)[R][T], const uint8_t* k, int64_t k_stride, const bf16* q, int64_t ldq, int64_t n) {
+  const auto add = [&](const typename D::X(&qs)[T], const auto& load) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+      const typename D::W ks = load(k + r * k_stride);
+#pragma GCC unroll 8
+      for (int t = 0; t < T; ++t) {
+#pragma GCC unroll 4
+        for (int v = 0; v < D::kVectors; ++v) D::Dot(acc[r][t], ks.v[v], qs[t].v[v]);
+      }
+    }
+  };
+  typename D::X qs[T];
+  for (; n >= D::kStep; n -= D::kStep, k += D::kStep * D::kElementBytes, q += D::kStep) {
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) qs[t] = D::LoadX(q + t * ldq);
+    add(
+        qs, [](const uint8_t* p) __attribute__((always_inline)) { return D::Load(p); });
+  }
+  if (n == 0) return;
+#pragma GCC unroll 8
+  for (int t = 0; t < T; ++t) qs[t] = D::LoadXN(q + t * ldq, n);
+  add(
+      qs, [n](const uint8_t* p) __attribute__((always_inline)) { return D::LoadN(p, n); });
+}
+
 template <class V, class D, int R, int T>
 __attribute__((noinline)) void ScoreTile(const KeyPiece (&pieces)[2], int64_t head, int64_t position, float scale, float* scores) {
   typename D::Acc acc[R][T];
   ZeroTile<V, D, R, T>(acc);
-  NoFetch no_fetch;
 #pragma GCC unroll 2
   for (const KeyPiece& piece : pieces) {
     const auto* keys = reinterpret_cast<const uint8_t*>(piece.k + position * piece.ldk);
-    DotTile<D, R, T>(acc, keys, piece.ldk * 2, piece.q + head * piece.ldq, piece.ldq, piece.n, no_fetch);
+    ScoreDots<D, R, T>(acc, keys, piece.ldk * 2, piece.q + head * piece.ldq, piece.ldq, piece.n);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {

@@ -20,7 +20,7 @@ struct Avx512Path {
   template <DType kDType>
   using Block = BlockInF32<V, kDType>;
   template <class Path>
-  static constexpr LinearKernel* kGemm = GemmInF32<Path>;
+  static constexpr GemmKernel* kGemm = GemmInF32<Path>;
   template <class Path>
   using Page = F32Page<Path>;
   template <class D>

@@ -58,15 +58,19 @@ HEARTH_INLINE Bf16Bytes LookUpF8(__m512i codes) {
 struct F8InBf16 {
   using V = Vec512;
   using Acc = V::F;
+  using Vector = __m512bh;
   static constexpr bool kScaled = true;
+  static constexpr bool kSumsTerms = false;
   static constexpr float kFactor = 1.0f;
   static constexpr int kElementBytes = 1;
   static constexpr int kStep = 64;
 
-  // Byte interleaving works within 128-bit lanes, so `a` holds elements 0-7, 16-23, 32-39, 48-55 of 64 and `b` the
+  static constexpr int kVectors = 2;
+
+  // Byte interleaving works within 128-bit lanes, so the first holds elements 0-7, 16-23, 32-39, 48-55 of 64 and the second the
   // others; the activations follow by moving whole lanes.
   struct W {
-    __m512bh a, b;
+    Vector v[kVectors];
   };
   using X = W;
 
@@ -74,45 +78,42 @@ struct F8InBf16 {
   static HEARTH_INLINE W LoadN(const uint8_t* p, int64_t n) { return Widen(V::LoadBytesN(p, n)); }
   static HEARTH_INLINE X LoadX(const bf16* p) { return Arrange(V::LoadBytes(p), V::LoadBytes(p + 32)); }
   static HEARTH_INLINE X LoadXN(const bf16* p, int64_t n) { return Arrange(V::LoadBytesN(p, 2 * n), V::LoadBytesN(p + 32, 2 * n - 64)); }
-  static HEARTH_INLINE void Dot(Acc& acc, const W& w, const X& x) {
-    acc = _mm512_dpbf16_ps(acc, w.a, x.a);
-    acc = _mm512_dpbf16_ps(acc, w.b, x.b);
-  }
+  static HEARTH_INLINE void Dot(Acc& acc, Vector w, Vector x) { acc = _mm512_dpbf16_ps(acc, w, x); }
 
  private:
   static HEARTH_INLINE W Widen(__m512i codes) {
     asm("" : "+v"(codes));  // In a register, or GCC reads the line for each of its three uses, and each waits for memory.
     const Bf16Bytes bytes = LookUpF8(codes);
-    return {(__m512bh)_mm512_unpacklo_epi8(bytes.lower, bytes.upper), (__m512bh)_mm512_unpackhi_epi8(bytes.lower, bytes.upper)};
+    return {{(__m512bh)_mm512_unpacklo_epi8(bytes.lower, bytes.upper), (__m512bh)_mm512_unpackhi_epi8(bytes.lower, bytes.upper)}};
   }
   static HEARTH_INLINE X Arrange(__m512i low, __m512i high) {
-    return {(__m512bh)_mm512_shuffle_i64x2(low, high, 0x88), (__m512bh)_mm512_shuffle_i64x2(low, high, 0xdd)};
+    return {{(__m512bh)_mm512_shuffle_i64x2(low, high, 0x88), (__m512bh)_mm512_shuffle_i64x2(low, high, 0xdd)}};
   }
 };
 
 struct Bf16InBf16 {
   using V = Vec512;
   using Acc = V::F;
+  using Vector = __m512bh;
   static constexpr bool kScaled = false;
+  static constexpr bool kSumsTerms = false;
   static constexpr float kFactor = 1.0f;
   static constexpr int kElementBytes = 2;
   static constexpr int kStep = 64;
+  static constexpr int kVectors = 2;
 
   struct W {
-    __m512bh a, b;
+    Vector v[kVectors];
   };
   using X = W;
 
-  static HEARTH_INLINE W Load(const uint8_t* p) { return {(__m512bh)V::LoadBytes(p), (__m512bh)V::LoadBytes(p + 64)}; }
+  static HEARTH_INLINE W Load(const uint8_t* p) { return {{(__m512bh)V::LoadBytes(p), (__m512bh)V::LoadBytes(p + 64)}}; }
   static HEARTH_INLINE W LoadN(const uint8_t* p, int64_t n) {
-    return {(__m512bh)V::LoadBytesN(p, 2 * n), (__m512bh)V::LoadBytesN(p + 64, 2 * n - 64)};
+    return {{(__m512bh)V::LoadBytesN(p, 2 * n), (__m512bh)V::LoadBytesN(p + 64, 2 * n - 64)}};
   }
   static HEARTH_INLINE X LoadX(const bf16* p) { return Load(reinterpret_cast<const uint8_t*>(p)); }
   static HEARTH_INLINE X LoadXN(const bf16* p, int64_t n) { return LoadN(reinterpret_cast<const uint8_t*>(p), n); }
-  static HEARTH_INLINE void Dot(Acc& acc, const W& w, const X& x) {
-    acc = _mm512_dpbf16_ps(acc, w.a, x.a);
-    acc = _mm512_dpbf16_ps(acc, w.b, x.b);
-  }
+  static HEARTH_INLINE void Dot(Acc& acc, Vector w, Vector x) { acc = _mm512_dpbf16_ps(acc, w, x); }
 };
 
 }  // namespace

@@ -94,6 +94,7 @@ HEARTH_INLINE void Arrange(__m512i value, bf16* x, int vector) { _mm512_storeu_s
 template <DType kDType, int kColumns>
 struct BlockInBf16Base : BlockSizes<kDType> {
   using Acc = __m512;
+  static constexpr bool kSumsTerms = false;
   static constexpr int kSpan = BlockSizes<kDType>::kBlock < kColumns ? kColumns : BlockSizes<kDType>::kBlock;
   static constexpr int kStep = kColumns;
   static constexpr int kSpanX = kSpan;
@@ -113,8 +114,8 @@ struct BlockInBf16<DType::kQ8_0> : BlockInBf16Base<DType::kQ8_0, 64> {
   // Interleaving bytes within 128-bit lanes moves columns as it does FP8 codes.
   static HEARTH_INLINE void ArrangeX(const bf16* x, bf16* out) {
     const F8InBf16::X arranged = F8InBf16::LoadX(x);
-    Arrange((__m512i)arranged.a, out, 0);
-    Arrange((__m512i)arranged.b, out, 1);
+    Arrange((__m512i)arranged.v[0], out, 0);
+    Arrange((__m512i)arranged.v[1], out, 1);
   }
   static HEARTH_INLINE void LoadScales(const uint8_t* p, Scales& out) {
     const __m128i first = _mm_set1_epi16(static_cast<int16_t>(Bits16(p)));

@@ -14,6 +14,7 @@ struct BlockInF32 {
   using U = BlockUnits<kDType>;
   using Acc = typename V::F;
   static constexpr bool kScaled = false;  // by blocks of 128 columns
+  static constexpr bool kSumsTerms = true;
   static constexpr int kBlock = U::kBlock;
   static constexpr int kBlockBytes = U::kBlockBytes;
   static constexpr int kSpan = kBlock;
@@ -36,15 +37,17 @@ struct BlockInF32 {
     V::WidenI8(U::Unit(block, step), w.q);
     return w;
   }
-  // Each step's activations as floats, then, with minima, their sum in lanes.
-  static HEARTH_INLINE void ArrangeX(const bf16* x, bf16* out) {
+  // Each step's activations as floats, `low` (if there is one) added to x; then, with minima, their sum in lanes.
+  static HEARTH_INLINE void ArrangeX(const bf16* x, const bf16* low, bf16* out) {
 #pragma GCC unroll 8
     for (int step = 0; step < kSpan / kStep; ++step) {
       float* const to = reinterpret_cast<float*>(out + step * kStepX);
       typename V::F sum = V::Zero();
 #pragma GCC unroll 4
       for (int v = 0; v < kVectors; ++v) {
-        const typename V::F floats = V::LoadBf16(x + step * kStep + v * V::kLanes);
+        const int at = step * kStep + v * V::kLanes;
+        typename V::F floats = V::LoadBf16(x + at);
+        if (low != nullptr) floats = V::Add(floats, V::LoadBf16(low + at));
         V::Store(to + v * V::kLanes, floats);
         sum = V::Add(sum, floats);
       }

@@ -1,6 +1,6 @@
 // How weights of each precision meet BF16 activations in F32 FMAs: the dot policies of linear.h for paths without BF16
-// products. A policy says how one step of a row is loaded, how the tail is, and how it adds to an accumulator. Where it
-// is cheaper, weights and activations are both split into even and odd elements; which lane an element goes to depends
+// products. A policy says how one step of a row is loaded, how the tail is, in which vectors, and how a vector of weights and one of activations add to an
+// accumulator. Activations of two terms are added up first (kSumsTerms), which is exact for terms that split an F32 number. Where it is cheaper, weights and activations are both split into even and odd elements; which lane an element goes to depends
 // on its column alone. `kFactor` is what the policy owes to the block's scale. Included by the files of this folder
 // only; see isa_local.h.
 #pragma once
@@ -16,13 +16,17 @@ namespace {
 template <class V>
 struct F8InF32 {
   using Acc = typename V::F;
+  using Vector = typename V::F;
   static constexpr bool kScaled = true;
+  static constexpr bool kSumsTerms = true;
   static constexpr float kFactor = 256.0f;
   static constexpr int kElementBytes = 1;
   static constexpr int kStep = V::kBytes;
+  static constexpr int kVectors = 4;
 
+  // The lower half of the even elements, of the odd ones, the upper halves.
   struct W {
-    typename V::F even_low, even_high, odd_low, odd_high;
+    Vector v[kVectors];
   };
   using X = W;
 
@@ -30,21 +34,17 @@ struct F8InF32 {
   static HEARTH_INLINE W LoadN(const uint8_t* p, int64_t n) { return Split(V::LoadBytesN(p, n)); }
   static HEARTH_INLINE X LoadX(const bf16* p) { return SplitX(V::LoadBytes(p), V::LoadBytes(p + kStep / 2)); }
   static HEARTH_INLINE X LoadXN(const bf16* p, int64_t n) { return SplitX(V::LoadBytesN(p, 2 * n), V::LoadBytesN(p + kStep / 2, 2 * n - V::kBytes)); }
-  static HEARTH_INLINE void Dot(Acc& acc, const W& w, const X& x) {
-    acc = V::Fma(w.even_low, x.even_low, acc);
-    acc = V::Fma(w.odd_low, x.odd_low, acc);
-    acc = V::Fma(w.even_high, x.even_high, acc);
-    acc = V::Fma(w.odd_high, x.odd_high, acc);
-  }
+  static HEARTH_INLINE Vector Add(Vector a, Vector b) { return V::Add(a, b); }
+  static HEARTH_INLINE void Dot(Acc& acc, Vector w, Vector x) { acc = V::Fma(w, x, acc); }
 
  private:
   static HEARTH_INLINE W Split(typename V::I codes) {
     const typename V::I even = V::EvenF8(codes);
     const typename V::I odd = V::OddF8(codes);
-    return {V::LowF16(even), V::HighF16(even), V::LowF16(odd), V::HighF16(odd)};
+    return {{V::LowF16(even), V::LowF16(odd), V::HighF16(even), V::HighF16(odd)}};
   }
   static HEARTH_INLINE X SplitX(typename V::I low, typename V::I high) {
-    return {V::EvenBf16(low), V::EvenBf16(high), V::OddBf16(low), V::OddBf16(high)};
+    return {{V::EvenBf16(low), V::OddBf16(low), V::EvenBf16(high), V::OddBf16(high)}};
   }
 };
 
@@ -52,19 +52,20 @@ struct F8InF32 {
 template <class V>
 struct UnscaledInF32 {
   using Acc = typename V::F;
+  using Vector = typename V::F;
   static constexpr bool kScaled = false;
+  static constexpr bool kSumsTerms = true;
   static constexpr float kFactor = 1.0f;
   static constexpr int kStep = 2 * V::kLanes;
+  static constexpr int kVectors = 2;
 
   struct W {
-    typename V::F a, b;
+    Vector v[kVectors];
   };
   using X = W;
 
-  static HEARTH_INLINE void Dot(Acc& acc, const W& w, const X& x) {
-    acc = V::Fma(w.a, x.a, acc);
-    acc = V::Fma(w.b, x.b, acc);
-  }
+  static HEARTH_INLINE Vector Add(Vector a, Vector b) { return V::Add(a, b); }
+  static HEARTH_INLINE void Dot(Acc& acc, Vector w, Vector x) { acc = V::Fma(w, x, acc); }
 };
 
 template <class V>
@@ -78,30 +79,30 @@ struct Bf16InF32 : UnscaledInF32<V> {
   static HEARTH_INLINE X LoadXN(const bf16* p, int64_t n) { return Split(V::LoadBytesN(p, 2 * n)); }
 
  private:
-  static HEARTH_INLINE W Split(typename V::I x) { return {V::EvenBf16(x), V::OddBf16(x)}; }
+  static HEARTH_INLINE W Split(typename V::I x) { return {{V::EvenBf16(x), V::OddBf16(x)}}; }
 };
 
 template <class V>
 struct ContiguousInF32 : UnscaledInF32<V> {
   using typename UnscaledInF32<V>::X;
-  static HEARTH_INLINE X LoadX(const bf16* p) { return {V::LoadBf16(p), V::LoadBf16(p + V::kLanes)}; }
-  static HEARTH_INLINE X LoadXN(const bf16* p, int64_t n) { return {V::LoadBf16N(p, n), V::LoadBf16N(p + V::kLanes, n - V::kLanes)}; }
+  static HEARTH_INLINE X LoadX(const bf16* p) { return {{V::LoadBf16(p), V::LoadBf16(p + V::kLanes)}}; }
+  static HEARTH_INLINE X LoadXN(const bf16* p, int64_t n) { return {{V::LoadBf16N(p, n), V::LoadBf16N(p + V::kLanes, n - V::kLanes)}}; }
 };
 
 template <class V>
 struct F16InF32 : ContiguousInF32<V> {
   using typename UnscaledInF32<V>::W;
   static constexpr int kElementBytes = 2;
-  static HEARTH_INLINE W Load(const uint8_t* p) { return {V::LoadF16(p), V::LoadF16(p + 2 * V::kLanes)}; }
-  static HEARTH_INLINE W LoadN(const uint8_t* p, int64_t n) { return {V::LoadF16N(p, n), V::LoadF16N(p + 2 * V::kLanes, n - V::kLanes)}; }
+  static HEARTH_INLINE W Load(const uint8_t* p) { return {{V::LoadF16(p), V::LoadF16(p + 2 * V::kLanes)}}; }
+  static HEARTH_INLINE W LoadN(const uint8_t* p, int64_t n) { return {{V::LoadF16N(p, n), V::LoadF16N(p + 2 * V::kLanes, n - V::kLanes)}}; }
 };
 
 template <class V>
 struct F32InF32 : ContiguousInF32<V> {
   using typename UnscaledInF32<V>::W;
   static constexpr int kElementBytes = 4;
-  static HEARTH_INLINE W Load(const uint8_t* p) { return {V::Load(p), V::Load(p + 4 * V::kLanes)}; }
-  static HEARTH_INLINE W LoadN(const uint8_t* p, int64_t n) { return {V::LoadN(p, n), V::LoadN(p + 4 * V::kLanes, n - V::kLanes)}; }
+  static HEARTH_INLINE W Load(const uint8_t* p) { return {{V::Load(p), V::Load(p + 4 * V::kLanes)}}; }
+  static HEARTH_INLINE W LoadN(const uint8_t* p, int64_t n) { return {{V::LoadN(p, n), V::LoadN(p + 4 * V::kLanes, n - V::kLanes)}}; }
 };
 
 }  // namespace

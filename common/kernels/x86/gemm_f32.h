@@ -104,7 +104,7 @@ void GemmInF32(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count,
     case DType::kBF16: return GemmOf<G, Bf16Floats<V>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
     case DType::kF16: return GemmOf<G, F16Floats<V>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
     case DType::kF32: return GemmOf<G, F32Floats<V>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    default: return Linear<Path>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+    default: return Linear<Path>(w, x, ldx, m_count, 1, y, ldy, row_begin, row_end);
   }
 }
 

@@ -14,7 +14,7 @@ struct LabEntry {
 };
 
 // For CPUs with the avx512bf16 path; the caller has checked. A plain constant, so that naming it runs no code of its file.
-constexpr int kNumLabEntries = 7;
+constexpr int kNumLabEntries = 8;
 extern const LabEntry kLabEntries[kNumLabEntries];
 
 }  // namespace hearth

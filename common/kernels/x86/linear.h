@@ -1,15 +1,19 @@
 // The row-dot skeleton: R rows times T tokens over K, for any dot policy (f32_dots.h, bf16_dots.h), and `linear`
 // on top.
 //
-// Every (row, token) has accumulators of its own, filled in the same order whatever R, T and the tile's place are: that
-// is the whole of the order-of-sums rule. FP8: the lanes of a 128-column block are summed, scaled, and added to the
-// row's total lanes; lanes are added up once per row. Block formats (block_bf16_dots.h): each step's lanes are scaled and added to the total.
+// Every (row, token) has one accumulator, filled in the same order whatever R, T and the tile's place are: that
+// is the whole of the order-of-sums rule. Both terms of a token go into it, step by step (policies that sum terms meet their sum). FP8: the lanes of a
+// 128-column block are summed, scaled, and added to the row's total lanes; lanes are added up once per row. Block formats (block_bf16_dots.h): each
+// step's lanes are scaled and added to the total.
 // Included by the files of this folder only; see isa_local.h.
 #pragma once
 
 #include <immintrin.h>
 
+#include <utility>
+
 #include "common/kernels/kernels.h"
+#include "common/kernels/x86/activation_panel.h"
 #include "common/kernels/x86/isa_local.h"
 
 namespace hearth {
@@ -26,46 +30,73 @@ struct FetchAhead {
     next += step;
   }
 };
-struct NoFetch {
-  HEARTH_INLINE void Line() {}
+
+// Some tokens of a panel.
+struct PanelPart {
+  const uint8_t* x;
+  int64_t step;  // bytes between two pieces of a token's term
 };
 
-// acc[r][t] += w[r] . x[t] over n columns.   w: rows w_stride bytes apart; x: tokens ldx elements apart
-template <class D, int R, int T, class Fetch>
-HEARTH_INLINE void DotTile(typename D::Acc (&acc)[R][T], const uint8_t* w, int64_t w_stride, const bf16* x, int64_t ldx, int64_t n, Fetch& fetch) {
-  constexpr int kStepBytes = D::kStep * D::kElementBytes;
-  int64_t c = 0;
-  for (; c + D::kStep <= n; c += D::kStep) {
-    typename D::X xs[T];
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) xs[t] = D::LoadX(x + t * ldx + c);
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-      const uint8_t* p = w + r * w_stride + c * D::kElementBytes;
-#pragma GCC unroll 4
-      for (int line = 0; line < kStepBytes; line += 64) fetch.Line();
-      const typename D::W ws = D::Load(p);
-#pragma GCC unroll 8
-      for (int t = 0; t < T; ++t) D::Dot(acc[r][t], ws, xs[t]);
-    }
-  }
-  if (c == n) return;
-  typename D::X xs[T];
-#pragma GCC unroll 8
-  for (int t = 0; t < T; ++t) xs[t] = D::LoadXN(x + t * ldx + c, n - c);
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-    const typename D::W ws = D::LoadN(w + r * w_stride + c * D::kElementBytes, n - c);
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) D::Dot(acc[r][t], ws, xs[t]);
-  }
+// Whether a tile widens a step of all its rows before it multiplies, so that each vector of activations is loaded once for them; where registers hold
+// the sums and those weights. Below three tokens that is worth less than a row's weights at a time.
+template <class V, class D, int R, int T>
+constexpr bool kHoldsWeights = T > 2 && R*(D::kVectors + T) <= V::kBytes / 2;
+
+template <class D>
+HEARTH_INLINE typename D::Vector PieceVector(const uint8_t* piece, int v) {
+  typename D::Vector vector;
+  __builtin_memcpy(&vector, piece + v * static_cast<int>(sizeof(vector)), sizeof(vector));
+  return vector;
 }
 
-// The policies of block formats.
-template <class D>
-concept BlockPolicy = requires {
-  D::kBlock;
-};
+// acc[r][t] += w[r] . x[t] over n columns, which begin a step.   w: rows w_stride bytes apart; kPieces: of a token; x moves on
+template <class V, class D, int kPieces, int R, int T>
+HEARTH_INLINE void DotTile(typename D::Acc (&acc)[R][T], const uint8_t* w, int64_t w_stride, PanelPart& x, int64_t n, FetchAhead& fetch) {
+  constexpr int kStepBytes = D::kStep * D::kElementBytes;
+  const auto fetch_lines = [&]() __attribute__((always_inline)) {
+#pragma GCC unroll 4
+    for (int line = 0; line < kStepBytes; line += 64) fetch.Line();
+  };
+  const auto add_step = [&](const auto& load) __attribute__((always_inline)) {
+    if constexpr (kHoldsWeights<V, D, R, T>) {
+      typename D::W ws[R];
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        fetch_lines();
+        ws[r] = load(w + r * w_stride);
+      }
+#pragma GCC unroll 4
+      for (int v = 0; v < D::kVectors; ++v) {
+#pragma GCC unroll 16
+        for (int i = 0; i < T * kPieces; ++i) {
+          typename D::Vector one = PieceVector<D>(x.x + i * PieceBytes<D>(), v);
+          asm("" : "+v"(one));  // In a register, or GCC loads it for each row.
+#pragma GCC unroll 8
+          for (int r = 0; r < R; ++r) D::Dot(acc[r][i / kPieces], ws[r].v[v], one);
+        }
+      }
+    } else {
+#pragma GCC unroll 8
+      for (int r = 0; r < R; ++r) {
+        fetch_lines();
+        const typename D::W ws = load(w + r * w_stride);
+#pragma GCC unroll 4
+        for (int v = 0; v < D::kVectors; ++v) {
+#pragma GCC unroll 16
+          for (int i = 0; i < T * kPieces; ++i) D::Dot(acc[r][i / kPieces], ws.v[v], PieceVector<D>(x.x + i * PieceBytes<D>(), v));
+        }
+      }
+    }
+    x.x += x.step;
+  };
+  int64_t c = 0;
+  for (; c + D::kStep <= n; c += D::kStep, w += kStepBytes) {
+    add_step([](const uint8_t* p) __attribute__((always_inline)) { return D::Load(p); });
+  }
+  if (c < n) {
+    add_step([left = n - c](const uint8_t* p) __attribute__((always_inline)) { return D::LoadN(p, left); });
+  }
+}
 
 // Bytes of `columns` of a row, whole blocks.
 template <class D>
@@ -81,24 +112,23 @@ template <class D>
 constexpr int kSpanBytes = D::kSpan / D::kBlock* D::kBlockBytes;
 
 // total[r][t] += w[r] . x[t] over n columns of a block format, spans of whole blocks ascending, steps of a span ascending.
-//   x: arranged, tokens ldx numbers apart
-template <class D, int R, int T, class Fetch>
-HEARTH_INLINE void BlockDotTile(typename D::Acc (&total)[R][T], const uint8_t* w, int64_t w_stride, const bf16* x, int64_t ldx, int64_t n,
-                                Fetch& fetch) {
+template <class D, int kPieces, int R, int T>
+HEARTH_INLINE void BlockDotTile(typename D::Acc (&total)[R][T], const uint8_t* w, int64_t w_stride, PanelPart x, int64_t n, FetchAhead& fetch) {
+  const auto piece = [&](int i) __attribute__((always_inline)) { return reinterpret_cast<const bf16*>(x.x + i * PieceBytes<D>()); };
   const auto add_span = [&](int r, const uint8_t* p) __attribute__((always_inline)) {
     typename D::Scales scales;
     D::LoadScales(p, scales);
 #pragma GCC unroll 8
     for (int step = 0; step < D::kSpan / D::kStep; ++step) {
       const typename D::W ws = D::Load(p, scales, step);
-#pragma GCC unroll 8
-      for (int t = 0; t < T; ++t) D::Add(total[r][t], ws, scales, step, x + t * ldx);
+#pragma GCC unroll 16
+      for (int i = 0; i < T * kPieces; ++i) D::Add(total[r][i / kPieces], ws, scales, step, piece(i));
     }
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) D::Finish(total[r][t], scales, x + t * ldx);
+#pragma GCC unroll 16
+    for (int i = 0; i < T * kPieces; ++i) D::Finish(total[r][i / kPieces], scales, piece(i));
   };
   int64_t c = 0;
-  for (; c + D::kSpan <= n; c += D::kSpan, w += kSpanBytes<D>, x += D::kSpanX) {
+  for (; c + D::kSpan <= n; c += D::kSpan, w += kSpanBytes<D>, x.x += x.step) {
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
 #pragma GCC unroll 4
@@ -127,9 +157,9 @@ HEARTH_INLINE void ZeroTile(typename D::Acc (&acc)[R][T]) {
   }
 }
 
-// y[t, r] for rows [row, row + R) and tokens [0, T) of x and y.
-template <class V, class D, int R, int T>
-__attribute__((noinline)) void LinearTile(const WeightView& w, int64_t row, const bf16* x, int64_t ldx, float* y, int64_t ldy, FetchAhead fetch) {
+// y[t, r] for rows [row, row + R) and the T tokens that x begins with.
+template <class V, class D, int kPieces, int R, int T>
+__attribute__((noinline)) void LinearTile(const WeightView& w, int64_t row, PanelPart x, float* y, int64_t ldy, FetchAhead fetch) {
   const int64_t stride = ColumnBytes<D>(w.row_stride);
   const uint8_t* data = static_cast<const uint8_t*>(w.data) + row * stride;
   typename D::Acc acc[R][T];
@@ -137,9 +167,9 @@ __attribute__((noinline)) void LinearTile(const WeightView& w, int64_t row, cons
 
   if constexpr (!D::kScaled) {
     if constexpr (BlockPolicy<D>) {
-      BlockDotTile<D, R, T>(acc, data, stride, x, ldx, w.cols, fetch);
+      BlockDotTile<D, kPieces, R, T>(acc, data, stride, x, w.cols, fetch);
     } else {
-      DotTile<D, R, T>(acc, data, stride, x, ldx, w.cols, fetch);
+      DotTile<V, D, kPieces, R, T>(acc, data, stride, x, w.cols, fetch);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r) {
@@ -169,12 +199,11 @@ __attribute__((noinline)) void LinearTile(const WeightView& w, int64_t row, cons
     };
     const int64_t full_blocks = w.cols / kScaleBlock;
     for (int64_t block = 0; block < full_blocks; ++block) {
-      const int64_t c = block * kScaleBlock;
-      DotTile<D, R, T>(acc, data + c, stride, x + c, ldx, kScaleBlock, fetch);
+      DotTile<V, D, kPieces, R, T>(acc, data + block * kScaleBlock, stride, x, kScaleBlock, fetch);
       add_block(block);
     }
     if (const int64_t c = full_blocks * kScaleBlock; c < w.cols) {
-      DotTile<D, R, T>(acc, data + c, stride, x + c, ldx, w.cols - c, fetch);
+      DotTile<V, D, kPieces, R, T>(acc, data + c, stride, x, w.cols - c, fetch);
       add_block(full_blocks);
     }
 #pragma GCC unroll 8
@@ -188,7 +217,7 @@ __attribute__((noinline)) void LinearTile(const WeightView& w, int64_t row, cons
 struct TileShape {
   int rows, tokens;
 };
-// What a tile of one token is, of fewer than many.tokens, and of more.
+// What a tile of one token is, of at most few.tokens, and of more.
 struct TileShapes {
   TileShape one, few, many;
 };
@@ -205,32 +234,33 @@ constexpr int LineBytes() {
   }
 }
 
-// R rows times all tokens in tiles of kTokens, 2 and 1; the weights come from memory for the first tile and from L1 for
-// the others. `next`: the next group of rows, null if there is none; the tiles share its fetching evenly.
-template <class V, class D, int R, int kTokens>
-HEARTH_INLINE void LinearRows(const WeightView& w, int64_t row, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy,
-                              const uint8_t* next) {
-  const int tiles = static_cast<int>(m_count / kTokens + (kTokens > 2 ? (m_count % kTokens + 1) / 2 : m_count % kTokens));
-  const int64_t step = CeilDiv(LineBytes<D>(), tiles);
-  const int64_t share = R * ColumnBytes<D>(w.row_stride) / tiles;
-  FetchAhead fetch =
-      next != nullptr ? FetchAhead{next, step} : FetchAhead{static_cast<const uint8_t*>(w.data) + row * ColumnBytes<D>(w.row_stride), 0};
-  const auto tile = [&]<int T>(int64_t m) __attribute__((always_inline)) {
-    LinearTile<V, D, R, T>(w, row, x + m * ldx, ldx, y + m * ldy, ldy, fetch);
-    if (fetch.step != 0) fetch.next += share;
-  };
-  int64_t m = 0;
-  for (; m + kTokens <= m_count; m += kTokens) tile.template operator()<kTokens>(m);
-  if constexpr (kTokens > 2) {
-    for (; m + 2 <= m_count; m += 2) tile.template operator()<2>(m);
-  }
-  for (; m < m_count; ++m) tile.template operator()<1>(m);
+template <class V, class D, int kPieces, int R, int... T>
+HEARTH_INLINE void LinearPart(std::integer_sequence<int, T...>, const WeightView& w, int64_t row, int64_t count, PanelPart x, float* y, int64_t ldy,
+                              FetchAhead fetch) {
+  static constexpr decltype(&LinearTile<V, D, kPieces, R, 1>) kTiles[] = {LinearTile<V, D, kPieces, R, T + 1>...};
+  kTiles[count - 1](w, row, x, y, ldy, fetch);
 }
 
-// All rows times m tokens, which are one panel.
-template <class Path, class D>
-HEARTH_INLINE void LinearPanel(const WeightView& w, const bf16* x, int64_t ldx, int64_t m, float* y, int64_t ldy, int64_t row_begin,
-                               int64_t row_end) {
+// R rows times a panel's tokens in even parts of at most kTokens; the weights come from memory for the first part and from L1 for
+// the others. `next`: the next group of rows, null if there is none; the parts share its fetching evenly.
+template <class V, class D, int kPieces, int R, int kTokens>
+HEARTH_INLINE void LinearRows(const WeightView& w, int64_t row, PanelPart x, int64_t m_count, float* y, int64_t ldy, const uint8_t* next) {
+  const int parts = static_cast<int>((m_count + kTokens - 1) / kTokens);
+  const int64_t step = CeilDiv(LineBytes<D>(), parts);
+  const int64_t share = R * ColumnBytes<D>(w.row_stride) / parts;
+  FetchAhead fetch =
+      next != nullptr ? FetchAhead{next, step} : FetchAhead{static_cast<const uint8_t*>(w.data) + row * ColumnBytes<D>(w.row_stride), 0};
+  for (int part = 0; part < parts; ++part) {
+    const int64_t begin = part * m_count / parts, end = (part + 1) * m_count / parts;
+    LinearPart<V, D, kPieces, R>(std::make_integer_sequence<int, kTokens>(), w, row, end - begin, {x.x + begin * kPieces * PieceBytes<D>(), x.step},
+                                 y + begin * ldy, ldy, fetch);
+    if (fetch.step != 0) fetch.next += share;
+  }
+}
+
+// All rows times a panel of m tokens.
+template <class Path, class D, int kPieces>
+HEARTH_INLINE void LinearPanel(const WeightView& w, PanelPart x, int64_t m, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
   using V = typename Path::V;
   constexpr TileShapes kShapes = Path::template kLinearTiles<D>;
   const int64_t row_bytes = ColumnBytes<D>(w.row_stride);
@@ -239,73 +269,55 @@ HEARTH_INLINE void LinearPanel(const WeightView& w, const bf16* x, int64_t ldx, 
     for (; row + kShape.rows <= row_end; row += kShape.rows) {
       const bool more = w.fetch_ahead && row + 2 * kShape.rows <= row_end;
       const uint8_t* next = more ? static_cast<const uint8_t*>(w.data) + (row + kShape.rows) * row_bytes : nullptr;
-      LinearRows<V, D, kShape.rows, kShape.tokens>(w, row, x, ldx, m, y, ldy, next);
+      LinearRows<V, D, kPieces, kShape.rows, kShape.tokens>(w, row, x, m, y, ldy, next);
     }
-    for (; row < row_end; ++row) LinearRows<V, D, 1, kShape.tokens>(w, row, x, ldx, m, y, ldy, nullptr);
+    for (; row < row_end; ++row) LinearRows<V, D, kPieces, 1, kShape.tokens>(w, row, x, m, y, ldy, nullptr);
   };
   if (m == 1) {
     rows.template operator()<kShapes.one>();
-  } else if (m < kShapes.many.tokens) {
+  } else if (m <= kShapes.few.tokens) {
     rows.template operator()<kShapes.few>();
   } else {
     rows.template operator()<kShapes.many>();
   }
 }
 
-// Tokens that are multiplied before the weights are read again: their activations should stay in L2.
-constexpr int64_t kPanelBytes = 256 << 10;
-
-template <class Path, class D>
+// In even panels, each of which reads the weights anew.
+template <class Path, class D, int kTerms>
 void LinearOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
-  constexpr int64_t kGroup = 8;
-  const int64_t fitting = kPanelBytes / (w.cols > 0 ? 2 * w.cols : 2) / kGroup * kGroup;
-  const int64_t panel = fitting < 2 * kGroup ? 2 * kGroup : fitting;
-  for (int64_t m0 = 0; m0 < m_count; m0 += panel) {
-    const int64_t m = m_count - m0 < panel ? m_count - m0 : panel;
-    LinearPanel<Path, D>(w, x + m0 * ldx, ldx, m, y + m0 * ldy, ldy, row_begin, row_end);
+  if (m_count == 0) return;
+  constexpr int64_t kPiece = kPieces<D, kTerms> * PieceBytes<D>();
+  alignas(64) uint8_t panel[kPanelBytesOf<D, kTerms>];
+  const int64_t steps = (w.cols + PieceColumns<D>() - 1) / PieceColumns<D>();
+  const int64_t fitting = steps > 0 ? static_cast<int64_t>(sizeof(panel)) / (steps * kPiece) : m_count;
+  const int64_t panels = (m_count + fitting - 1) / fitting;
+  for (int64_t i = 0; i < panels; ++i) {
+    const int64_t begin = i * m_count / panels, tokens = (i + 1) * m_count / panels - begin;
+    ArrangePanel<D, kTerms>(x + begin * kTerms * ldx, ldx, tokens, w.cols, panel);
+    LinearPanel<Path, D, kPieces<D, kTerms>>(w, {panel, tokens * kPiece}, tokens, y + begin * ldy, ldy, row_begin, row_end);
   }
 }
 
-// The same for block formats, whose activations are put in the order of their weights first, once for all rows.
-template <class Path, class D>
-void BlockLinearOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
-  constexpr int64_t kPanel = kPanelBytes / static_cast<int64_t>(sizeof(bf16)), kRowMax = kBlockRowMax / D::kSpan * D::kSpanX;
-  constexpr int64_t kArranged = kPanel > kRowMax ? kPanel : kRowMax;
-  constexpr int64_t kTokens = Path::template kLinearTiles<D>.many.tokens;
-  alignas(64) uint8_t bytes[kArranged * sizeof(bf16)];
-  bf16* const arranged = reinterpret_cast<bf16*>(bytes);
-  const int64_t ld = (w.cols + D::kSpan - 1) / D::kSpan * D::kSpanX;
-  const int64_t fitting = ld > 0 ? kArranged / ld : m_count;
-  const int64_t panel = fitting > kTokens ? fitting / kTokens * kTokens : fitting;
-  for (int64_t m0 = 0; m0 < m_count; m0 += panel) {
-    const int64_t m = m_count - m0 < panel ? m_count - m0 : panel;
-    for (int64_t t = 0; t < m; ++t) {
-      const bf16* from = x + (m0 + t) * ldx;
-      bf16* to = arranged + t * ld;
-      int64_t c = 0;
-      for (; c + D::kSpan <= w.cols; c += D::kSpan, to += D::kSpanX) D::ArrangeX(from + c, to);
-      if (c == w.cols) continue;
-      alignas(64) uint8_t rest[D::kSpan * sizeof(bf16)] = {};
-      __builtin_memcpy(rest, from + c, static_cast<size_t>(w.cols - c) * sizeof(bf16));
-      D::ArrangeX(reinterpret_cast<const bf16*>(rest), to);
-    }
-    LinearPanel<Path, D>(w, arranged, ld, m, y + m0 * ldy, ldy, row_begin, row_end);
+template <class Path, int kTerms>
+void LinearInTerms(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
+  const auto product = [&]<class D>() { LinearOf<Path, D, kTerms>(w, x, ldx, m_count, y, ldy, row_begin, row_end); };
+  switch (w.dtype) {
+    case DType::kF8E4M3: return product.template operator()<typename Path::F8>();
+    case DType::kBF16: return product.template operator()<typename Path::Bf16>();
+    case DType::kF16: return product.template operator()<typename Path::F16>();
+    case DType::kF32: return product.template operator()<typename Path::F32>();
+    case DType::kQ8_0: return product.template operator()<typename Path::template Block<DType::kQ8_0>>();
+    case DType::kQ6_K: return product.template operator()<typename Path::template Block<DType::kQ6_K>>();
+    case DType::kQ4_K: return product.template operator()<typename Path::template Block<DType::kQ4_K>>();
+    case DType::kI4G32: return product.template operator()<typename Path::template Block<DType::kI4G32>>();
+    case DType::kInvalid: return;
   }
 }
 
 template <class Path>
-void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
-  switch (w.dtype) {
-    case DType::kF8E4M3: return LinearOf<Path, typename Path::F8>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kBF16: return LinearOf<Path, typename Path::Bf16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kF16: return LinearOf<Path, typename Path::F16>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kF32: return LinearOf<Path, typename Path::F32>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kQ8_0: return BlockLinearOf<Path, typename Path::template Block<DType::kQ8_0>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kQ6_K: return BlockLinearOf<Path, typename Path::template Block<DType::kQ6_K>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kQ4_K: return BlockLinearOf<Path, typename Path::template Block<DType::kQ4_K>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kI4G32: return BlockLinearOf<Path, typename Path::template Block<DType::kI4G32>>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
-    case DType::kInvalid: return;
-  }
+void Linear(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, int terms, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
+  if (terms == 1) return LinearInTerms<Path, 1>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
+  LinearInTerms<Path, 2>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
 }
 
 }  // namespace
