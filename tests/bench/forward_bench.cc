@@ -1,5 +1,6 @@
 // The forward pass on the host device: decode at batch 1, 2, 4, 6 behind a context, beside a plain read of the very weights that the step read (what a
-// step can't be faster than), and prefill in one pass, beside the cores' BF16 peak. Medians.
+// step can't be faster than) and beside the sum over its products of the longer of their read and of their multiplications at the cores' BF16 peak;
+// and prefill in one pass, beside that peak. Medians.
 // Usage: forward_bench [MODEL_DIR] [--threads N] [--isa NAME] [--terms 1|2] [--spin-us N] [--shards S] [--context N] [--steps N] [--prefill N] [--passes N] [--batch N]
 //        [--overlap joint|plain|alternate|auto]   auto compares the orders of a step in turn, 24 steps long
 // MODEL_DIR: a Hugging Face directory, loaded into an image first; fable-moe of the source tree if absent. Never run by ctest.
@@ -7,7 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <set>
+#include <map>
 #include <string>
 #include <utility>
 
@@ -38,25 +39,49 @@ std::vector<int32_t> Ids(int64_t n, uint32_t seed, int64_t vocab) {
   return ids;
 }
 
-// The tensors that a decode step reads: all but the embedding, and of the routed experts those named.
-absl::StatusOr<std::vector<MemoryRun>> Weights(const ModelHarness& harness, const std::set<std::pair<int64_t, int32_t>>& experts) {
-  const ModelConfig& config = harness.model().config();
+// How many tokens of a step chose an expert, by (layer, expert).
+using ExpertTokens = std::map<std::pair<int64_t, int32_t>, int64_t>;
+
+// The weights of a decode step, and what is done with them.
+struct StepWeights {
   std::vector<MemoryRun> runs;
+  std::vector<double> flop;  // of each run, each term of a token counted
+
+  double bytes() const {
+    double sum = 0;
+    for (const MemoryRun& run : runs) sum += static_cast<double>(run.bytes);
+    return sum;
+  }
+  // Each run read at `read_rate` (bytes a second) or multiplied at `peak` (FLOP a second), whichever takes longer.
+  double SecondsAtLeast(double read_rate, double peak) const {
+    double sum = 0;
+    for (size_t i = 0; i < runs.size(); ++i) sum += std::max(static_cast<double>(runs[i].bytes) / read_rate, flop[i] / peak);
+    return sum;
+  }
+};
+
+// The tensors that a decode step reads: all but the embedding, and of the routed experts those chosen.
+absl::StatusOr<StepWeights> Weights(const ModelHarness& harness, int64_t tokens, int terms, const ExpertTokens& experts) {
+  const ModelConfig& config = harness.model().config();
+  StepWeights weights;
   for (const PlannedTensor& planned : PlanTensors(config)) {
     if (planned.role == TensorRole::kEmbedding) continue;
     const auto tensor = harness.image().Tensor(planned.name);
     if (!tensor.ok()) continue;  // a routed expert's, or of the MTP module
     uint64_t elements = 1;
     for (const int64_t side : tensor->shape) elements *= static_cast<uint64_t>(side);
-    runs.push_back({static_cast<const uint8_t*>(tensor->data), static_cast<int64_t>(DTypeBytes(tensor->dtype, elements))});
+    weights.runs.push_back({static_cast<const uint8_t*>(tensor->data), static_cast<int64_t>(DTypeBytes(tensor->dtype, elements))});
+    weights.flop.push_back(2.0 * static_cast<double>(elements) * static_cast<double>(tokens * terms));
   }
-  for (const auto& [layer, expert] : experts) {
+  for (const auto& [chosen, chosen_by] : experts) {
     for (int64_t shard = 0; shard < harness.image().num_shards(); ++shard) {
-      ASSIGN_OR_RETURN(const ImageExpert part, harness.image().Expert(layer, expert, shard));
-      if (part.count > 0) runs.push_back({static_cast<const uint8_t*>(part.record), static_cast<int64_t>(part.record_bytes)});
+      ASSIGN_OR_RETURN(const ImageExpert part, harness.image().Expert(chosen.first, chosen.second, shard));
+      if (part.count == 0) continue;
+      weights.runs.push_back({static_cast<const uint8_t*>(part.record), static_cast<int64_t>(part.record_bytes)});
+      weights.flop.push_back(2.0 * 3 * static_cast<double>(config.hidden_size * part.count) * static_cast<double>(chosen_by * terms));
     }
   }
-  return runs;
+  return weights;
 }
 
 // Weights that one token is multiplied with in a prefill pass: no embedding, no head, top_k of the routed experts.
@@ -104,25 +129,26 @@ absl::Status Run(Flags flags) {
       RETURN_IF_ERROR(harness->Feed(Form::kPrefill, streams[i], Ids(flags.context, static_cast<uint32_t>(i), harness->vocab()), 128, false).status());
     }
     StepsBesideReads timed;
+    std::vector<double> of_longer;
+    const double peak = DotPeak(pool) * 1e9;
     for (int64_t step = 0; step <= flags.steps; ++step) {
       std::vector<ModelHarness::Part> parts;
       for (size_t i = 0; i < batch; ++i)
         parts.push_back({&streams[i], Ids(1, static_cast<uint32_t>(step * 7 + static_cast<int64_t>(i)), harness->vocab())});
       // The experts that the gate really chose: with the weights outside the experts they are what the step must read.
-      std::set<std::pair<int64_t, int32_t>> chosen;
+      ExpertTokens chosen;
       ForwardHooks hooks;
       hooks.on_gate = [&](int64_t layer, const int32_t* expert_ids, const float*, int64_t m, int64_t top_k) {
-        for (int64_t k = 0; k < m * top_k; ++k) chosen.insert({layer, expert_ids[k]});
+        for (int64_t k = 0; k < m * top_k; ++k) ++chosen[{layer, expert_ids[k]}];
       };
       const int64_t begin = MonotonicNowNs();
       RETURN_IF_ERROR(harness->Step(Form::kDecode, parts, false, &hooks).status());
       const double taken = static_cast<double>(MonotonicNowNs() - begin) * 1e-9;
-      ASSIGN_OR_RETURN(const std::vector<MemoryRun> runs, Weights(*harness, chosen));
-      double bytes = 0;
-      for (const MemoryRun& run : runs) bytes += static_cast<double>(run.bytes);
-      const double read = SecondsToRead(pool, runs);
+      ASSIGN_OR_RETURN(const StepWeights weights, Weights(*harness, static_cast<int64_t>(batch), flags.harness.device.activation_terms, chosen));
+      const double read = SecondsToRead(pool, weights.runs);
       if (step == 0) continue;  // warms up
-      timed.Add(taken, read, bytes);
+      timed.Add(taken, read, weights.bytes());
+      if (peak > 0) of_longer.push_back(weights.SecondsAtLeast(weights.bytes() / read, peak) / taken);
     }
     for (const StepOrderTimes& times : harness->runner().Look()) {
       if (times.streams != static_cast<int64_t>(batch) || flags.harness.order.has_value()) continue;
@@ -132,9 +158,11 @@ absl::Status Run(Flags flags) {
       }
       std::printf("so %s\n", times.decided ? StepOrderName(times.chosen) : "not decided: more --steps");
     }
-    std::printf("decode  batch %zu:      %10.1f tokens/s  (%.2f ms a step: %.2f GB of weights, %.1f GB/s, %.0f %% of a plain read's %.1f)\n", batch,
+    std::printf("decode  batch %zu:      %10.1f tokens/s  (%.2f ms a step: %.2f GB of weights, %.1f GB/s, %.0f %% of a plain read's %.1f", batch,
                 static_cast<double>(batch) / timed.seconds(), timed.seconds() * 1e3, timed.bytes() * 1e-9, timed.rate() * 1e-9, 100 * timed.of_read(),
                 timed.read_rate() * 1e-9);
+    if (peak > 0) std::printf("; %.0f %% of the longer of read and products", 100 * Median(of_longer));
+    std::printf(")\n");
     std::fflush(stdout);
   }
   return absl::OkStatus();
