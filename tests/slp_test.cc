@@ -109,8 +109,8 @@ TEST_P(Slp, IsThePlainPassWhateverTheLengthAndTheRing) {
   const auto layer_ring = Engine(*harness, {.chunk_rows = 1024, .max_rows = 4096});
   const auto five_slots = Engine(*harness, {.chunk_rows = 333, .max_rows = 4096, .expert_slots = 5});
   ASSERT_TRUE(two_slots != nullptr && layer_ring != nullptr && five_slots != nullptr);
-  EXPECT_EQ(two_slots->expert_slots(), 2);
-  EXPECT_EQ(layer_ring->expert_slots(), harness->model().config().n_routed_experts);
+  EXPECT_EQ(two_slots->SlotsBeside(1), 2);
+  EXPECT_EQ(layer_ring->SlotsBeside(4096), harness->model().config().n_routed_experts);
   for (const int64_t length : {1, 63, 64, 65, 700, 4096}) {
     SCOPED_TRACE(length);
     const std::vector<int32_t> ids = Ids(length, static_cast<uint32_t>(length), harness->vocab());
@@ -124,8 +124,8 @@ TEST_P(Slp, IsThePlainPassWhateverTheLengthAndTheRing) {
       TestStream stream = harness->NewStream(length);
       const auto logits = Pass(*harness, *engine, {{&stream, ids}});
       ASSERT_TRUE(logits.ok()) << logits.status();
-      EXPECT_TRUE(SameBits(*expected, *logits)) << engine->expert_slots() << " slots";
-      EXPECT_TRUE(pages == PageBytes(*harness)) << engine->expert_slots() << " slots";
+      EXPECT_TRUE(SameBits(*expected, *logits)) << engine->last_pass().expert_slots << " slots";
+      EXPECT_TRUE(pages == PageBytes(*harness)) << engine->last_pass().expert_slots << " slots";
       EXPECT_EQ(stream.hidden, plain.hidden);
     }
   }
@@ -194,8 +194,9 @@ TEST_P(Slp, ABudgetIsKept) {
   const auto engine = Engine(*harness, {.chunk_rows = 64, .max_rows = 300});
   ASSERT_NE(engine, nullptr);
   EXPECT_EQ(engine->max_rows(), 300);
-  EXPECT_GE(engine->expert_slots(), 2);
-  EXPECT_LT(engine->expert_slots(), harness->model().config().n_routed_experts);
+  EXPECT_GE(engine->SlotsBeside(300), 2);
+  EXPECT_LT(engine->SlotsBeside(300), harness->model().config().n_routed_experts);
+  EXPECT_GT(engine->SlotsBeside(1), engine->SlotsBeside(300)) << "rows that a short prompt does not need are slots";
   const uint64_t made = harness->device().memory().used_bytes;
   TestStream stream = harness->NewStream(300);
   ASSERT_TRUE(Pass(*harness, *engine, {{&stream, Ids(300, 1, harness->vocab())}}).ok());

@@ -53,7 +53,7 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"weightstore", "reuse_decoded_pages", &c.reuse_decoded_pages},
       {"prefill", "instances", &c.prefill_instances, 0, 16},
       {"prefill", "threads", &c.prefill_threads, 0, 1024},
-      {"prefill", "chunk_tokens", &c.prefill_chunk_tokens, 1, 65536},
+      {"prefill", "chunk_tokens", &c.prefill_chunk_tokens, 0, 65536},
       {"prefill", "path", &c.prefill_path, 0, 0, {"auto", "chunked", "slp"}},
       {"prefill", "group", &c.prefill_group, 0, 0, {"auto", "off"}},
       {"prefill", "expert_source", &c.expert_source, 0, 0, {"auto", "image", "ring"}},

@@ -23,7 +23,9 @@ struct DeviceCaps {
   std::string description;  // for people: "2 threads, avx512bf16 (supported: scalar avx2 avx512 avx512bf16)"
   uint64_t memory_budget_bytes = 0;
   int num_threads = 1;
-  int activation_terms = 1;       // BF16 terms in which ops hand matrix inputs to each other and keep KV: [rows, terms, n] (ops.h)
+  int64_t prefill_chunk_rows =
+      512;                   // rows of a prompt that it likes to work on at once: many where a launch or another look at the KV before them is dear
+  int activation_terms = 1;  // BF16 terms in which ops hand matrix inputs to each other and keep KV: [rows, terms, n] (ops.h)
   DType kv_dtype = DType::kBF16;  // or kF8E4M3: the KV pool that ops read and write
 };
 

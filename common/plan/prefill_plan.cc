@@ -21,10 +21,11 @@ absl::StatusOr<std::unique_ptr<PrefillPlan>> PrefillPlan::Make(const PlannedMode
   plan->pages_.resize(geometry.num_pages);
   std::iota(plan->pages_.begin(), plan->pages_.end(), 0);
   ASSIGN_OR_RETURN(plan->kv_on_device_, device.Allocate(geometry.num_pages * geometry.page_bytes()));
-  plan->chunk_rows_ = std::min(options.chunk_rows, options.max_prompt);
   if (path == PrefillPath::kStreamed) {
-    ASSIGN_OR_RETURN(plan->slp_, SlpEngine::Make(device, *plan->model_, {.chunk_rows = plan->chunk_rows_, .max_rows = options.max_prompt}));
+    ASSIGN_OR_RETURN(plan->slp_, SlpEngine::Make(device, *plan->model_, {.chunk_rows = options.chunk_rows, .max_rows = options.max_prompt}));
+    plan->chunk_rows_ = plan->slp_->chunk_rows();
   } else {
+    plan->chunk_rows_ = std::min(options.chunk_rows > 0 ? options.chunk_rows : device.caps().prefill_chunk_rows, options.max_prompt);
     plan->stream_ = device.MakeStream("prefill");
     ASSIGN_OR_RETURN(plan->workspace_, plan->model_->MakeWorkspace(plan->chunk_rows_, 0));
   }
@@ -37,6 +38,7 @@ absl::Status PrefillPlan::RunRows(int64_t first, int64_t rows, PrefillPoint& poi
   if (path_ == PrefillPath::kChunked) return model_->Forward(*stream_, *workspace_, *kv_, batch, nullptr, nullptr);
   RETURN_IF_ERROR(slp_->Run(*kv_, batch, nullptr, {}));
   point.bytes_loaded += slp_->last_pass().bytes_loaded;
+  point.expert_slots = slp_->last_pass().expert_slots;
   return absl::OkStatus();
 }
 

@@ -24,13 +24,14 @@ struct PrefillPoint {
   double seconds = 0;         // to the KV of all of it
   int64_t passes = 1;         // over the weights: of a prompt longer than the GPU has room for
   uint64_t bytes_loaded = 0;  // over the link
+  int64_t expert_slots = 0;   // of the device's ring, where weights are streamed
   std::vector<ResourceUse> busy;
 };
 
 class PrefillPlan {
  public:
   struct Options {
-    int64_t chunk_rows = 0;  // rows worked on at once
+    int64_t chunk_rows = 0;  // rows worked on at once; 0: as the device likes
     int64_t max_prompt = 0;  // KV of so many tokens is kept on the device
   };
   // On the machine's last GPU: where there are two, the first one decodes. The chunked path also runs on a CPU alone.
@@ -40,9 +41,9 @@ class PrefillPlan {
 
   absl::StatusOr<PrefillPoint> Run(int64_t prompt);
 
-  // Of the streamed path: tokens of a pass, and slots of the expert ring.
+  // Tokens of a pass of the streamed path; rows that either works on at once.
   int64_t max_rows() const { return slp_->max_rows(); }
-  int64_t expert_slots() const { return slp_->expert_slots(); }
+  int64_t chunk_rows() const { return chunk_rows_; }
   uint64_t device_bytes() const { return device_.memory().peak_bytes; }
   const SimWorld& world() const { return *world_; }
 

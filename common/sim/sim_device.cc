@@ -12,6 +12,9 @@
 namespace hearth {
 namespace {
 
+// A GPU attends a chunk's rows by expanding the keys and values of all positions before it, so few large chunks are the cheaper way.
+constexpr int64_t kGpuChunkRows = 8192;
+
 class SimEvent : public Event {
  public:
   void Record(Stream& stream) override { mark_ = static_cast<SimStream&>(stream).MarkAll(); }
@@ -56,6 +59,7 @@ class SimDevice : public Device {
     caps_.description = absl::StrCat("simulated ", gpu < 0 ? hardware.cpu.name : hardware.gpu.name);
     caps_.memory_budget_bytes = static_cast<uint64_t>(gpu < 0 ? hardware.cpu.MemoryBytes() : hardware.gpu.MemoryBytes());
     caps_.num_threads = gpu < 0 ? static_cast<int>(hardware.cpu.sockets * hardware.cpu.cores) : 1;
+    if (gpu >= 0) caps_.prefill_chunk_rows = kGpuChunkRows;
     caps_.kv_dtype = world_->options.kv_dtype;
     memory_->budget_bytes = caps_.memory_budget_bytes;
   }

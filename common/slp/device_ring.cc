@@ -6,16 +6,13 @@
 
 namespace hearth {
 
-absl::StatusOr<std::unique_ptr<DeviceRing>> DeviceRing::Make(Device& device, int64_t num_slots, uint64_t slot_bytes) {
-  auto ring = std::unique_ptr<DeviceRing>(new DeviceRing(device));
-  const uint64_t step = (slot_bytes + kSlotAlign - 1) / kSlotAlign * kSlotAlign;
-  ASSIGN_OR_RETURN(ring->memory_, device.Allocate(static_cast<uint64_t>(num_slots) * step));
-  for (int64_t i = 0; i < num_slots; ++i) {
-    ring->slots_.push_back(
-        {.data = ring->memory_.as<uint8_t>() + static_cast<uint64_t>(i) * step, .loaded = device.MakeEvent(), .consumed = device.MakeEvent()});
-  }
-  ring->Reset();
-  return ring;
+void DeviceRing::Place(uint8_t* memory, int64_t num_slots) {
+  while (static_cast<int64_t>(slots_.size()) < num_slots) slots_.push_back({.loaded = device_.MakeEvent(), .consumed = device_.MakeEvent()});
+  for (int64_t i = 0; i < num_slots; ++i) slots_[static_cast<size_t>(i)].data = memory + static_cast<uint64_t>(i) * step_;
+  taken_ = 0;
+  credits_.resize(static_cast<size_t>(num_slots));
+  std::iota(credits_.begin(), credits_.end(), int64_t{0});
+  returned_.store(static_cast<uint64_t>(num_slots), std::memory_order_relaxed);
 }
 
 bool DeviceRing::AwaitFree(const StopToken& stop) {
@@ -29,21 +26,14 @@ bool DeviceRing::AwaitFree(const StopToken& stop) {
 
 int64_t DeviceRing::Take() {
   HEARTH_CHECK(HasFree());
-  return credits_[taken_++ % slots_.size()];
+  return credits_[taken_++ % credits_.size()];
 }
 
 void DeviceRing::GiveBack(int64_t slot) {
   const uint64_t returned = returned_.load(std::memory_order_relaxed);
-  credits_[returned % slots_.size()] = slot;
+  credits_[returned % credits_.size()] = slot;
   returned_.store(returned + 1, std::memory_order_release);
   returned_signal_->Notify();
-}
-
-void DeviceRing::Reset() {
-  taken_ = 0;
-  credits_.resize(slots_.size());
-  std::iota(credits_.begin(), credits_.end(), int64_t{0});
-  returned_.store(slots_.size(), std::memory_order_relaxed);
 }
 
 }  // namespace hearth

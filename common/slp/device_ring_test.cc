@@ -10,24 +10,44 @@
 namespace hearth {
 namespace {
 
-TEST(DeviceRing, SlotsAreAllocatedOnceApartAndAligned) {
-  auto device = HostDevice::Create({.num_threads = 1, .memory_budget_bytes = 4096});
+// With memory of its own.
+struct PlacedRing {
+  PlacedRing(Device& device, int64_t num_slots, uint64_t slot_bytes)
+      : memory(*device.Allocate(static_cast<uint64_t>(num_slots) * DeviceRing::SlotStep(slot_bytes))), ring(device, slot_bytes) {
+    ring.Place(memory.as<uint8_t>(), num_slots);
+  }
+  Buffer memory;
+  DeviceRing ring;
+};
+
+TEST(DeviceRing, SlotsLieApartAndAlignedWhereTheyWerePlacedLast) {
+  auto device = HostDevice::Create({.num_threads = 1});
   ASSERT_TRUE(device.ok()) << device.status();
-  auto ring = DeviceRing::Make(**device, 3, 300);
-  ASSERT_TRUE(ring.ok()) << ring.status();
-  EXPECT_EQ((*device)->memory().used_bytes, 3u * 512);
-  std::set<int64_t> slots;
-  for (int i = 0; i < 3; ++i) slots.insert((*ring)->Take());
-  EXPECT_EQ(slots, (std::set<int64_t>{0, 1, 2}));
-  EXPECT_EQ((*ring)->slot(1).data - (*ring)->slot(0).data, 512);
-  EXPECT_EQ((*device)->memory().peak_bytes, 3u * 512);
-  EXPECT_EQ(DeviceRing::Make(**device, 9, 512).status().code(), absl::StatusCode::kResourceExhausted);
+  auto memory = (*device)->Allocate(4096);
+  ASSERT_TRUE(memory.ok());
+  DeviceRing ring(**device, 300);
+  EXPECT_EQ(ring.num_slots(), 0);
+  const auto take_all = [&] {
+    std::set<int64_t> slots;
+    for (int64_t i = 0; i < ring.num_slots(); ++i) slots.insert(ring.Take());
+    return slots;
+  };
+  ring.Place(memory->as<uint8_t>(), 3);
+  EXPECT_EQ(take_all(), (std::set<int64_t>{0, 1, 2}));
+  EXPECT_EQ(ring.slot(0).data, memory->as<uint8_t>());
+  EXPECT_EQ(ring.slot(2).data - ring.slot(1).data, 512);
+  ring.Place(memory->as<uint8_t>() + 1024, 2);
+  EXPECT_EQ(take_all(), (std::set<int64_t>{0, 1})) << "all are free, though none came back";
+  EXPECT_EQ(ring.slot(1).data, memory->as<uint8_t>() + 1536);
+  ring.Place(memory->as<uint8_t>(), 7);
+  EXPECT_EQ(take_all().size(), 7u);
 }
 
 TEST(DeviceRing, ASlotComesBackByNameInAnyOrder) {
   auto device = HostDevice::Create({.num_threads = 1});
   ASSERT_TRUE(device.ok());
-  auto ring = *DeviceRing::Make(**device, 3, 64);
+  PlacedRing placed(**device, 3, 64);
+  DeviceRing* const ring = &placed.ring;
   StopToken stop;
   const int64_t a = ring->Take(), b = ring->Take(), c = ring->Take();
   ring->GiveBack(b);
@@ -37,7 +57,7 @@ TEST(DeviceRing, ASlotComesBackByNameInAnyOrder) {
   ring->GiveBack(a);
   EXPECT_EQ(ring->Take(), c);
   EXPECT_EQ(ring->Take(), a);
-  ring->Reset();
+  ring->Place(placed.memory.as<uint8_t>(), 3);
   EXPECT_EQ((std::set<int64_t>{ring->Take(), ring->Take(), ring->Take()}), (std::set<int64_t>{0, 1, 2}));
 }
 
@@ -45,7 +65,8 @@ TEST(DeviceRing, ASlotComesBackByNameInAnyOrder) {
 TEST(DeviceRing, LoaderAndUnloaderPassAMillionBytesOfCredits) {
   auto device = HostDevice::Create({.num_threads = 1});
   ASSERT_TRUE(device.ok());
-  auto ring = *DeviceRing::Make(**device, 2, 64);
+  PlacedRing placed(**device, 2, 64);
+  DeviceRing* const ring = &placed.ring;
   constexpr int kItems = 20'000;
   StopToken stop;
   std::mutex mutex;
@@ -87,7 +108,8 @@ TEST(DeviceRing, LoaderAndUnloaderPassAMillionBytesOfCredits) {
 TEST(DeviceRing, AStoppedLoaderDoesNotWait) {
   auto device = HostDevice::Create({.num_threads = 1});
   ASSERT_TRUE(device.ok());
-  auto ring = *DeviceRing::Make(**device, 2, 64);
+  PlacedRing placed(**device, 2, 64);
+  DeviceRing* const ring = &placed.ring;
   ring->Take();
   ring->Take();
   StopToken stop;

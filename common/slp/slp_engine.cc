@@ -8,6 +8,14 @@
 #include "common/slp/slp_pass.h"
 
 namespace hearth {
+namespace {
+
+// Fewer rows at once would not pay for the weights' way out of device memory.
+constexpr int64_t kChunkRowsMin = 64;
+// A chunk's work room is at most a quarter of the budget: beyond that, rows and slots are worth more than fewer chunks (docs/simulation.md).
+constexpr uint64_t kWorkShare = 4;
+
+}  // namespace
 
 absl::StatusOr<std::unique_ptr<SlpEngine>> SlpEngine::Make(Device& device, const Model& model, const SlpOptions& options) {
   if (!RanksShareQuarters(options.ranks)) {
@@ -15,8 +23,23 @@ absl::StatusOr<std::unique_ptr<SlpEngine>> SlpEngine::Make(Device& device, const
         absl::StrCat(options.ranks, " prefill ranks: experts are shared by quarters of their ids, so there can be 1, 2 or 4"));
   }
   ASSIGN_OR_RETURN(WeightPlan plan, WeightPlan::Make(model, 0, 1));
-  ASSIGN_OR_RETURN(std::unique_ptr<SlpMemory> memory, SlpMemory::Make(device, model, plan, options));
-  return std::unique_ptr<SlpEngine>(new SlpEngine(device, model, std::move(plan), std::move(memory), options));
+  SlpOptions with = options;
+  with.chunk_rows = options.chunk_rows > 0 ? options.chunk_rows : device.caps().prefill_chunk_rows;
+  const DeviceMemory before = device.memory();
+  const uint64_t left = before.budget_bytes - before.used_bytes;
+  absl::StatusOr<std::unique_ptr<SlpMemory>> memory = SlpMemory::Make(device, model, plan, with);
+  const auto too_large = [&] { return memory.ok() ? (*memory)->work_bytes > left / kWorkShare : absl::IsResourceExhausted(memory.status()); };
+  while (options.chunk_rows == 0 && with.chunk_rows / 2 >= kChunkRowsMin && too_large()) {
+    with.chunk_rows /= 2;
+    memory = absl::InternalError("freed before the next one is made");
+    memory = SlpMemory::Make(device, model, plan, with);
+  }
+  RETURN_IF_ERROR(memory.status());
+  return std::unique_ptr<SlpEngine>(new SlpEngine(device, model, std::move(plan), *std::move(memory), with));
+}
+
+int64_t SlpEngine::SlotsBeside(int64_t rows) const {
+  return memory_->SlotsFor({.own_rows = rows, .all_rows = rows, .experts = plan_.experts_end() - plan_.experts_begin()});
 }
 
 absl::Status SlpEngine::Check(const KvPool& kv, const ForwardBatch& batch) const {

@@ -50,7 +50,9 @@ class SlpEngine {
   static absl::StatusOr<std::unique_ptr<SlpEngine>> Make(Device& device, const Model& model, const SlpOptions& options);
 
   int64_t max_rows() const { return memory_->sizes.rows; }
-  int64_t expert_slots() const { return memory_->sizes.expert_slots; }
+  int64_t chunk_rows() const { return memory_->chunk->rows; }
+  // Slots of the expert ring in a pass alone of so many rows.
+  int64_t SlotsBeside(int64_t rows) const;
 
   // As Model::Forward in the prefill form, with at most max_rows() rows. logits may be null; they are for engines made with them, and logit_rows ascend.
   // Errors: InvalidArgument for a batch that contradicts itself; Cancelled when a hook ended the pass. After any error the engine takes the next pass.

@@ -15,7 +15,7 @@ constexpr int64_t kSlotsMin = 2;
 constexpr int64_t kSubLayerSlots = 4;
 // With dispatch a rank has room for an even share of the rows and so many more, as stripes of many sequences have it.
 constexpr int64_t kUnevenRows = 64;
-constexpr uint64_t kRoundingRoom = 32 * 64;  // a device may round each buffer up to a cache line
+constexpr uint64_t kRoundingRoom = 32 * DeviceRing::kSlotAlign;  // each buffer is rounded up
 
 // Rows [first, first + count) of a buffer of rows, not owned.
 Buffer Alias(const Buffer& whole, int64_t first, int64_t count, int64_t row_bytes) {
@@ -36,9 +36,8 @@ absl::StatusOr<SlpSizes> ChooseSlpSizes(const SlpRoom& room) {
   }
   SlpSizes sizes;
   sizes.rows = static_cast<int64_t>(std::min<uint64_t>((room.left - with_slots) / room.row_bytes, static_cast<uint64_t>(room.rows_max)));
-  if (room.slot_bytes == 0) return sizes;
-  const uint64_t for_slots = room.left - room.fixed - static_cast<uint64_t>(sizes.rows) * room.row_bytes;
-  sizes.expert_slots = static_cast<int64_t>(std::min<uint64_t>(for_slots / room.slot_bytes, static_cast<uint64_t>(room.slots_max)));
+  const uint64_t slots_max = room.slot_bytes > 0 ? static_cast<uint64_t>(room.slots_max) : 0;
+  sizes.shared_bytes = std::min(room.left - room.fixed, static_cast<uint64_t>(sizes.rows) * room.row_bytes + slots_max * room.slot_bytes);
   return sizes;
 }
 
@@ -47,8 +46,9 @@ absl::StatusOr<std::unique_ptr<SlpMemory>> SlpMemory::Make(Device& device, const
   auto memory = std::make_unique<SlpMemory>();
   SlpMemory& m = *memory;
   const int64_t ranks = options.ranks;
-  const bool dispatch = ranks > 1 && options.exchange == ExpertExchange::kDispatch;
+  const bool dispatch = m.dispatch_ = ranks > 1 && options.exchange == ExpertExchange::kDispatch;
   const int64_t chunk_rows = std::min(options.chunk_rows, options.max_rows);
+  const uint64_t used_before = device.memory().used_bytes;
   ASSIGN_OR_RETURN(m.chunk, ForwardWorkspace::Make(c, model.has_mtp(), device, chunk_rows, options.with_logits ? chunk_rows : 0));
   // These become aliases.
   for (Buffer* buffer : {&m.chunk->token_ids, &m.chunk->residual, &m.chunk->normed, &m.chunk->expert_ids, &m.chunk->expert_weights, &m.chunk->moe}) {
@@ -61,54 +61,52 @@ absl::StatusOr<std::unique_ptr<SlpMemory>> SlpMemory::Make(Device& device, const
   const uint64_t expert_room =
       has_experts ? ExpertRowsWorkspaceBytes(chunk_rows, c.hidden_size, c.moe_intermediate_size, model.num_shards(), static_cast<int>(m.terms_)) : 0;
 
-  struct Width {
-    Buffer* buffer;
-    int64_t row_bytes;
-  };
   const int64_t input_bytes = 2 * m.terms_ * m.hidden_;
   const int64_t f32_bytes = 4 * m.hidden_;
-  std::vector<Width> of_all = {{&m.token_ids, 4}, {&m.residual, f32_bytes}, {&m.normed, input_bytes}};
-  std::vector<Width> of_own;  // rows of one rank
-  if (has_experts) {
-    for (Buffer* buffer : {&m.expert_ids, &m.expert_weights, &m.rows_by_expert, &m.weights_by_expert}) of_all.push_back({buffer, 4 * m.top_k_});
-    for (Buffer& sum : m.sums) of_all.push_back({&sum, f32_bytes});
-    if (dispatch) {
-      of_all.insert(of_all.end(), {{&m.received, input_bytes * m.top_k_}, {&m.outputs, f32_bytes * m.top_k_}});
-      of_own = {{&m.own_rows_by_expert, 4 * m.top_k_},
-                {&m.own_weights_by_expert, 4 * m.top_k_},
-                {&m.sent, input_bytes * m.top_k_},
-                {&m.returned, f32_bytes * m.top_k_}};
-    }
-  }
-  const auto row_bytes = [](const std::vector<Width>& widths) {
-    int64_t bytes = 0;
-    for (const Width& width : widths) bytes += width.row_bytes;
-    return bytes;
+  m.widths_ = {{&m.token_ids, 4, RowOf::kOwn}, {&m.residual, f32_bytes, RowOf::kOwn}, {&m.normed, input_bytes, RowOf::kSeen}};
+  const auto add = [&](std::initializer_list<Buffer*> buffers, int64_t row_bytes, RowOf row_of) {
+    for (Buffer* buffer : buffers) m.widths_.push_back({buffer, row_bytes, row_of});
   };
+  if (has_experts) {
+    add({&m.expert_ids, &m.expert_weights}, 4 * m.top_k_, RowOf::kSeen);
+    add({&m.rows_by_expert, &m.weights_by_expert}, 4 * m.top_k_, RowOf::kAll);
+    add({&m.sums[0], &m.sums[1]}, f32_bytes, RowOf::kSeen);
+    add({&m.sums[2]}, f32_bytes, RowOf::kThirdSum);
+  }
+  if (has_experts && dispatch) {
+    add({&m.own_rows_by_expert, &m.own_weights_by_expert}, 4 * m.top_k_, RowOf::kSent);
+    add({&m.sent}, input_bytes * m.top_k_, RowOf::kSent);
+    add({&m.returned}, f32_bytes * m.top_k_, RowOf::kSent);
+    add({&m.received}, input_bytes * m.top_k_, RowOf::kReceived);
+    add({&m.outputs}, f32_bytes * m.top_k_, RowOf::kReceived);
+  }
+  uint64_t row_bytes = 0, sent_bytes = 0;
+  for (const Width& width : m.widths_) {
+    (width.row_of == RowOf::kSent ? sent_bytes : row_bytes) += static_cast<uint64_t>(width.row_bytes);
+  }
   const uint64_t count_bytes = dispatch && has_experts ? static_cast<uint64_t>(4 * ranks * c.n_routed_experts) : 0;
   const uint64_t end_bytes = ranks > 1 && model.has_mtp() ? static_cast<uint64_t>(2 * ranks * f32_bytes) : 0;
-  SlpRoom room{.fixed = kSubLayerSlots * (plan.sub_layer_bytes_max() + DeviceRing::kSlotAlign) + expert_room + count_bytes + end_bytes +
-                        static_cast<uint64_t>((kUnevenRows + 1) * row_bytes(of_own)) + kRoundingRoom,
-               .row_bytes = static_cast<uint64_t>(row_bytes(of_all) + CeilDiv(row_bytes(of_own), ranks)),
-               .slot_bytes = plan.expert_bytes_max(),
+  const uint64_t sub_layer_bytes = kSubLayerSlots * DeviceRing::SlotStep(plan.sub_layer_bytes_max());
+  const uint64_t uneven_bytes = (kUnevenRows + 1) * sent_bytes;
+  m.slot_step_ = has_experts ? DeviceRing::SlotStep(plan.expert_bytes_max()) : 0;
+  m.slots_max_ = options.expert_slots;
+  SlpRoom room{.fixed = sub_layer_bytes + expert_room + count_bytes + end_bytes + uneven_bytes + 2 * kRoundingRoom,
+               .row_bytes = row_bytes + CeilDiv(sent_bytes, static_cast<uint64_t>(ranks)),
+               .slot_bytes = m.slot_step_,
                .rows_min = chunk_rows,
                .rows_max = options.max_rows,
-               .slots_max = options.expert_slots > 0 ? std::max(options.expert_slots, kSlotsMin) : std::max(c.n_routed_experts, kSlotsMin)};
+               .slots_max = std::max(options.expert_slots > 0 ? options.expert_slots : c.n_routed_experts, kSlotsMin)};
   const DeviceMemory use = device.memory();
   room.left = use.budget_bytes - use.used_bytes;
+  m.work_bytes = use.used_bytes - used_before + expert_room;
   ASSIGN_OR_RETURN(m.sizes, ChooseSlpSizes(room));
 
-  ASSIGN_OR_RETURN(m.sub_layers, DeviceRing::Make(device, kSubLayerSlots, plan.sub_layer_bytes_max()));
+  ASSIGN_OR_RETURN(m.sub_layer_slots_, device.Allocate(sub_layer_bytes));
+  m.sub_layers = std::make_unique<DeviceRing>(device, plan.sub_layer_bytes_max());
+  ASSIGN_OR_RETURN(m.shared_, device.Allocate(m.sizes.shared_bytes + uneven_bytes + kRoundingRoom));
   if (has_experts) {
-    ASSIGN_OR_RETURN(m.experts, DeviceRing::Make(device, m.sizes.expert_slots, plan.expert_bytes_max()));
+    m.experts = std::make_unique<DeviceRing>(device, plan.expert_bytes_max());
     ASSIGN_OR_RETURN(m.expert_room, device.Allocate(expert_room));
-  }
-  for (const Width& width : of_all) {
-    ASSIGN_OR_RETURN(*width.buffer, device.Allocate(static_cast<size_t>(m.sizes.rows * width.row_bytes)));
-  }
-  m.own_rows_max = CeilDiv(m.sizes.rows, ranks) + (ranks > 1 ? kUnevenRows : 0);
-  for (const Width& width : of_own) {
-    ASSIGN_OR_RETURN(*width.buffer, device.Allocate(static_cast<size_t>(m.own_rows_max * width.row_bytes)));
   }
   if (count_bytes > 0) {
     ASSIGN_OR_RETURN(m.counts, device.Allocate(count_bytes));
@@ -117,6 +115,59 @@ absl::StatusOr<std::unique_ptr<SlpMemory>> SlpMemory::Make(Device& device, const
     ASSIGN_OR_RETURN(m.stripe_ends, device.Allocate(end_bytes));
   }
   return memory;
+}
+
+uint64_t SlpMemory::BytesOf(const Width& width, const PassShape& pass) const {
+  const bool dispatched = dispatch_ && pass.ranks > 1;
+  // Other ranks' sums of a rank's rows lie beside each other, and a rank may have more than its share of rows.
+  const int64_t all_rows = std::max(pass.all_rows, pass.own_rows * pass.ranks);
+  int64_t rows = 0;
+  switch (width.row_of) {
+    case RowOf::kOwn:
+      rows = pass.own_rows;
+      break;
+    case RowOf::kSeen:
+      rows = dispatched ? pass.own_rows : all_rows;
+      break;
+    case RowOf::kAll:
+      rows = all_rows;
+      break;
+    case RowOf::kThirdSum:
+      rows = dispatched || pass.ranks == 1 ? pass.own_rows : 0;
+      break;
+    case RowOf::kSent:
+      rows = dispatched ? pass.own_rows : 0;
+      break;
+    case RowOf::kReceived:
+      rows = dispatched ? all_rows : 0;
+      break;
+  }
+  return DeviceRing::SlotStep(static_cast<uint64_t>(rows * width.row_bytes));
+}
+
+int64_t SlpMemory::SlotsFor(const PassShape& pass) const {
+  uint64_t used = 0;
+  for (const Width& width : widths_) used += BytesOf(width, pass);
+  if (slot_step_ == 0 || used > shared_.bytes()) return 0;
+  const int64_t wanted = std::max(slots_max_ > 0 ? slots_max_ : pass.experts, kSlotsMin);
+  return std::min(wanted, static_cast<int64_t>((shared_.bytes() - used) / slot_step_));
+}
+
+bool SlpMemory::HasRoomFor(const PassShape& pass) const {
+  uint64_t needed = kSlotsMin * slot_step_;
+  for (const Width& width : widths_) needed += BytesOf(width, pass);
+  return needed <= shared_.bytes();
+}
+
+void SlpMemory::Arrange(const PassShape& pass) {
+  uint8_t* at = shared_.as<uint8_t>();
+  for (const Width& width : widths_) {
+    const uint64_t bytes = BytesOf(width, pass);
+    *width.buffer = Buffer(at, bytes, nullptr);
+    at += bytes;
+  }
+  sub_layers->Place(sub_layer_slots_.as<uint8_t>(), kSubLayerSlots);
+  if (experts != nullptr) experts->Place(at, SlotsFor(pass));
 }
 
 void SlpMemory::PointChunkAt(int64_t first, int64_t count) {

@@ -17,15 +17,15 @@ TEST(SlpSizes, RowsComeFirstThenSlots) {
   const auto all = ChooseSlpSizes(Room(1'000'000));
   ASSERT_TRUE(all.ok());
   EXPECT_EQ(all->rows, 200);
-  EXPECT_EQ(all->expert_slots, 8) << "a layer's experts, and no more";
+  EXPECT_EQ(all->shared_bytes, 2000u + 800u) << "a layer's experts, and no more";
   const auto some = ChooseSlpSizes(Room(1000 + 2000 + 450));
   ASSERT_TRUE(some.ok());
   EXPECT_EQ(some->rows, 200);
-  EXPECT_EQ(some->expert_slots, 4);
+  EXPECT_EQ(some->shared_bytes, 2000u + 450u);
   const auto few = ChooseSlpSizes(Room(1000 + 200 + 999));
   ASSERT_TRUE(few.ok());
   EXPECT_EQ(few->rows, 99);
-  EXPECT_EQ(few->expert_slots, 2);
+  EXPECT_EQ(few->shared_bytes, 200u + 999u);
 }
 
 TEST(SlpSizes, ABudgetTooSmallNamesWhatWouldDo) {
@@ -41,7 +41,7 @@ TEST(SlpSizes, AModelWithoutExpertsHasNoRing) {
   const auto sizes = ChooseSlpSizes(room);
   ASSERT_TRUE(sizes.ok());
   EXPECT_EQ(sizes->rows, 60);
-  EXPECT_EQ(sizes->expert_slots, 0);
+  EXPECT_EQ(sizes->shared_bytes, 600u);
 }
 
 }  // namespace

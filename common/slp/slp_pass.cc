@@ -22,7 +22,6 @@ SlpPass::SlpPass(const Context& context)
       copy_(context.device.MakeStream("slp copy")),
       unload_(context.device.MakeStream("slp unload")),
       held_(context.device.MakeStream("slp held")),
-      slot_shards_(static_cast<size_t>(context.memory.sizes.expert_slots)),
       stripe_ends_(stripes_.all.size()),
       last_hidden_(context.batch.sequences.size()) {
   stats_.rows = own_rows_;
@@ -33,9 +32,11 @@ SlpPass::SlpPass(const Context& context)
 absl::Status SlpPass::Run(float* logits) {
   if (alone()) return RunActors(logits);
   absl::Status status = c_.group->Begin(board_.stop(), c_.hooks.wanted);
-  if (status.ok() && dispatches() && *std::max_element(stripes_.rank_rows.begin(), stripes_.rank_rows.end()) > c_.memory.own_rows_max) {
-    status = absl::InvalidArgumentError(absl::StrCat("batch: its sequences are too many and too uneven for ", ranks_, " ranks with room to send ",
-                                                     c_.memory.own_rows_max, " rows each"));
+  // At the fullest rank, so that all say the same.
+  const int64_t most_rows = *std::max_element(stripes_.rank_rows.begin(), stripes_.rank_rows.end());
+  if (status.ok() && !c_.memory.HasRoomFor(Shape(most_rows))) {
+    status = absl::InvalidArgumentError(
+        absl::StrCat("batch: its sequences are too many and too uneven for ", ranks_, " ranks: one would have ", most_rows, " of ", all_rows_, " rows"));
   }
   if (status.ok()) status = RunActors(logits);
   c_.group->End(status);
@@ -43,7 +44,14 @@ absl::Status SlpPass::Run(float* logits) {
   return status;
 }
 
+PassShape SlpPass::Shape(int64_t own_rows) const {
+  return {.own_rows = own_rows, .all_rows = all_rows_, .ranks = ranks_, .experts = c_.plan.experts_end() - c_.plan.experts_begin()};
+}
+
 absl::Status SlpPass::RunActors(float* logits) {
+  c_.memory.Arrange(Shape(own_rows_));
+  stats_.expert_slots = c_.memory.experts != nullptr ? c_.memory.experts->num_slots() : 0;
+  slot_shards_.resize(static_cast<size_t>(stats_.expert_slots));
   CutIntoChunks();
   ExpectExperts();
   {
@@ -56,8 +64,6 @@ absl::Status SlpPass::RunActors(float* logits) {
   // Nothing touches a slot any more: the loader has waited for its copies, and what was enqueued before an error ends here.
   const absl::Status computed = compute_->Synchronize();
   if (c_.experts != nullptr) c_.experts->Expect({}, nullptr);
-  c_.memory.sub_layers->Reset();
-  if (c_.memory.experts != nullptr) c_.memory.experts->Reset();
   RETURN_IF_ERROR(board_.status());
   return computed;
 }

@@ -75,6 +75,7 @@ class SlpPass {
   void Unload();
 
   absl::Status RunActors(float* logits);
+  PassShape Shape(int64_t own_rows) const;
 
   // Model.
   void CutIntoChunks();

@@ -21,7 +21,7 @@ struct PlanFlags {
   std::vector<int64_t> contexts = {1024, 4096, 8192, 16384, 32768, 65536, 131072};
   std::vector<int64_t> batches = {1, 2, 4, 6};
   std::vector<int64_t> prompts = {1024, 4096, 8192, 16384, 32768, 65536};
-  int64_t chunk_rows = 8192;
+  int64_t chunk_rows = 0;
   int shards = 0;
   std::string kv = "bf16";
   SimOptions sim;
@@ -78,7 +78,7 @@ absl::StatusOr<std::string> RunForPicture(const PlanFlags& flags, const PlanRepo
   if (flags.picture_of == "prompt") {
     const int64_t prompt = flags.prompts.front();
     ASSIGN_OR_RETURN(const std::unique_ptr<PrefillPlan> plan,
-                     PrefillPlan::Make(report.planned, world, PrefillPath::kStreamed, {.chunk_rows = report.chunk_rows, .max_prompt = prompt}));
+                     PrefillPlan::Make(report.planned, world, PrefillPath::kStreamed, {.chunk_rows = flags.chunk_rows, .max_prompt = prompt}));
     RETURN_IF_ERROR(plan->Run(prompt).status());
     return absl::StrCat("a prompt of ", prompt, " tokens, weights streamed");
   }
@@ -122,26 +122,18 @@ absl::Status PlanDecode(const PlanFlags& flags, int64_t longest, PlanReport& rep
   return absl::OkStatus();
 }
 
-// The streamed path in the largest chunks that fit: each chunk expands the keys and values of all positions before it anew.
-absl::StatusOr<std::unique_ptr<PrefillPlan>> MakeStreamed(const PlanFlags& flags, int64_t max_prompt, PlanReport& report) {
-  constexpr int64_t kSmallest = 512;
-  for (report.chunk_rows = std::min(flags.chunk_rows, max_prompt);; report.chunk_rows /= 2) {
-    absl::StatusOr<std::unique_ptr<PrefillPlan>> plan =
-        PrefillPlan::Make(report.planned, SimWorld::Make(report.profile, flags.sim), PrefillPath::kStreamed,
-                          {.chunk_rows = report.chunk_rows, .max_prompt = max_prompt});
-    if (plan.ok() || report.chunk_rows / 2 < kSmallest || !absl::IsResourceExhausted(plan.status())) return plan;
-  }
-}
-
 absl::Status PlanPrompts(const PlanFlags& flags, int64_t longest, PlanReport& report) {
   const int64_t max_prompt = std::min(*std::max_element(flags.prompts.begin(), flags.prompts.end()), longest);
   std::unique_ptr<PrefillPlan> streamed;
   if (report.profile.num_gpus == 0) {
     report.not_streamed = "there is no GPU";
-  } else if (absl::StatusOr<std::unique_ptr<PrefillPlan>> plan = MakeStreamed(flags, max_prompt, report); plan.ok()) {
+  } else if (absl::StatusOr<std::unique_ptr<PrefillPlan>> plan =
+                 PrefillPlan::Make(report.planned, SimWorld::Make(report.profile, flags.sim), PrefillPath::kStreamed,
+                                   {.chunk_rows = flags.chunk_rows, .max_prompt = max_prompt});
+             plan.ok()) {
     streamed = *std::move(plan);
     report.pass_rows = streamed->max_rows();
-    report.expert_slots = streamed->expert_slots();
+    report.chunk_rows = streamed->chunk_rows();
   } else {
     report.not_streamed = std::string(plan.status().message());
   }
@@ -182,7 +174,7 @@ absl::StatusOr<PlanReport> MakeReport(const PlanFlags& flags) {
   constexpr int64_t kTogetherPrompt = 32768, kTogetherStreams = 2, kTogetherContext = 4096;
   if (report.profile.num_gpus >= 2 && report.pass_rows > 0 && kTogetherPrompt <= longest) {
     ASSIGN_OR_RETURN(report.together,
-                     PlanTogether(report.planned, report.profile, flags.sim, report.chunk_rows, kTogetherPrompt, kTogetherStreams, kTogetherContext));
+                     PlanTogether(report.planned, report.profile, flags.sim, flags.chunk_rows, kTogetherPrompt, kTogetherStreams, kTogetherContext));
   }
   return report;
 }
@@ -226,8 +218,8 @@ void AddPlan(CLI::App& app, int& exit_code) {
   command->add_option("--prompt", flags->prompts, "tokens of prompts; longer ones than the model takes are left out")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str();
-  command->add_option("--chunk", flags->chunk_rows, "rows that streaming works on at once; halved until they fit")
-      ->check(CLI::Range(int64_t{64}, int64_t{1} << 20))
+  command->add_option("--chunk", flags->chunk_rows, "rows that streaming works on at once; 0: as many as are good for the device and fit")
+      ->check(CLI::Range(int64_t{0}, int64_t{1} << 20))
       ->capture_default_str();
   command->add_option("--shards", flags->shards, "parts of each expert (default: one a socket)")->check(CLI::Range(1, 64));
   command->add_option("--kv", flags->kv, "KV cache in bf16 or fp8")->check(CLI::IsMember({"bf16", "fp8"}))->capture_default_str();

@@ -31,18 +31,18 @@ json BusyJson(const std::vector<ResourceUse>& busy, double seconds) {
 
 void PrintPrompts(const PlanReport& r, std::ostream& out) {
   out << "\nprompts\n";
-  Table table({"tokens", "path", "first token", "tokens/s", "passes", "loaded", "busiest"});
+  Table table({"tokens", "path", "first token", "tokens/s", "passes", "loaded", "ring slots", "busiest"});
   for (const PlanReport::Prompt& prompt : r.prompts) {
     const PrefillPoint& p = prompt.prefill;
     const bool streamed = p.path == PrefillPath::kStreamed;
     table.Add({absl::StrCat(p.prompt), PrefillPathName(p.path), absl::StrFormat("%.2f s", prompt.first_token_s),
                absl::StrFormat("%.0f", static_cast<double>(p.prompt) / prompt.first_token_s), streamed ? absl::StrCat(p.passes) : "",
-               streamed ? HumanBytes(static_cast<double>(p.bytes_loaded)) : "", Busiest(p.busy, p.seconds)});
+               streamed ? HumanBytes(static_cast<double>(p.bytes_loaded)) : "", streamed ? absl::StrCat(p.expert_slots) : "",
+               Busiest(p.busy, p.seconds)});
   }
   table.Print(out);
   if (r.pass_rows > 0) {
-    out << absl::StrFormat("  streamed (slp): %d tokens a pass in chunks of %d, an expert ring of %d slots\n", r.pass_rows, r.chunk_rows,
-                           r.expert_slots);
+    out << absl::StrFormat("  streamed (slp): %d tokens a pass at most, in chunks of %d\n", r.pass_rows, r.chunk_rows);
   } else if (!r.not_streamed.empty()) {
     out << "  weights are not streamed: " << r.not_streamed << "\n";
   }
@@ -155,10 +155,11 @@ std::string ReportJson(const PlanReport& r) {
                        {"first_token_s", prompt.first_token_s},
                        {"passes", p.passes},
                        {"bytes_loaded", p.bytes_loaded},
+                       {"expert_slots", p.expert_slots},
                        {"busy", BusyJson(p.busy, p.seconds)}});
   }
   json out = {{"model", r.model}, {"hardware", r.hardware}, {"memory", memory}, {"decode", decode}, {"prompts", prompts}};
-  if (r.pass_rows > 0) out["streaming"] = {{"pass_tokens", r.pass_rows}, {"chunk_tokens", r.chunk_rows}, {"expert_slots", r.expert_slots}};
+  if (r.pass_rows > 0) out["streaming"] = {{"pass_tokens", r.pass_rows}, {"chunk_tokens", r.chunk_rows}};
   if (const std::optional<double> crossover = r.CrossoverTokens(); crossover.has_value()) out["crossover_tokens"] = *crossover;
   if (r.together.has_value()) {
     const TogetherPoint& t = *r.together;

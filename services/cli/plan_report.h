@@ -32,8 +32,8 @@ struct PlanReport {
     double first_token_s = 0;
   };
   std::vector<Prompt> prompts;
-  int64_t pass_rows = 0, expert_slots = 0, chunk_rows = 0;  // of the streamed path; no rows: it is not there
-  std::string not_streamed;                                 // why
+  int64_t pass_rows = 0, chunk_rows = 0;  // of the streamed path; no rows: it is not there
+  std::string not_streamed;               // why
   std::optional<TogetherPoint> together;
 
   // Prompts of so many tokens and more are faster streamed, by the lengths that were run, between which it is interpolated; none: never.

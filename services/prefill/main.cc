@@ -65,7 +65,7 @@ int main(int argc, char** argv) {
            [](const NodeConfig& c) {
              return StreamLoopOptions{.max_streams = StreamsWeights(c) ? kStreamsOfAPass : kStreams,
                                       .busy_chunk_tokens = c.prefill_chunk_tokens,
-                                      .idle_chunk_tokens = c.prefill_chunk_tokens};
+                                      .idle_chunk_tokens = c.prefill_chunk_tokens};  // 0: the device's own
            },
        .make_loop = [](Device& device, const Model& model, const KvPool& kv, StoreClient& store, const NodeConfig& config, StreamLoopOptions options,
                        int64_t index) -> absl::StatusOr<std::shared_ptr<StreamLoop>> {
@@ -81,8 +81,10 @@ int main(int argc, char** argv) {
                                                   .exchange = ExchangeOf(model.config(), device.caps(), ranks)}));
            // Those behind the last full group compute alone.
            if (ranks > 1 && index < ranks) group = std::make_unique<PrefillGroup>(device, model, store, PrefillGroup::Options{index, ranks});
-           spdlog::info("weights are streamed: {} tokens a pass, {} slots for experts", slp->max_rows(), slp->expert_slots());
+           spdlog::info("weights are streamed: {} tokens a pass, {} at once; {} slots for experts, {} beside that many tokens", slp->max_rows(),
+                        slp->chunk_rows(), slp->SlotsBeside(1), slp->SlotsBeside(slp->max_rows()));
          }
+         if (options.idle_chunk_tokens == 0) options.busy_chunk_tokens = options.idle_chunk_tokens = device.caps().prefill_chunk_rows;
          return std::make_shared<PrefillLoop>(device, model, kv, store, options, std::move(slp), std::move(group));
        },
        .threads = [](const NodeConfig& c) { return c.prefill_threads; },
