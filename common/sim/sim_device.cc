@@ -7,6 +7,7 @@
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "common/base/time.h"
+#include "common/sim/sim_collectives.h"
 #include "common/sim/sim_ops.h"
 
 namespace hearth {
@@ -126,9 +127,15 @@ class World : public SimWorld {
       : shared_(std::make_shared<SimShared>(hardware, options)), cpu_(MakeSimDevice(shared_, -1)) {
     for (int64_t i = 0; i < hardware.num_gpus; ++i) gpus_.push_back(MakeSimDevice(shared_, i));
   }
+  const HardwareProfile& hardware() const override { return shared_->hardware; }
   int64_t num_gpus() const override { return static_cast<int64_t>(gpus_.size()); }
   Device& gpu(int64_t index) override { return *gpus_[static_cast<size_t>(index)]; }
   Device& cpu() override { return *cpu_; }
+  std::vector<std::unique_ptr<Collectives>> MakeGroup(int64_t ranks) override {
+    std::vector<Device*> gpus;
+    for (int64_t rank = 0; rank < ranks; ++rank) gpus.push_back(&gpu(num_gpus() - ranks + rank));
+    return MakeSimGroup(shared_, gpus);
+  }
   int64_t now_ns() const override { return shared_->engine.now_ns(); }
   std::vector<ResourceUse> uses() const override {
     std::vector<ResourceUse> uses;

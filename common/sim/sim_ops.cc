@@ -38,7 +38,7 @@ int64_t CountDistinct(const int32_t* ids, int64_t n) {
 
 absl::Status SimStream::Synchronize() {
   world_->engine.Sleep([mark = MarkAll()] { return mark->passed; }, SimEngine::kNever, absl::StrCat("the end of stream '", name_, "'"));
-  return absl::OkStatus();
+  return status_;
 }
 
 std::shared_ptr<SimEngine::Mark> SimStream::MarkAll() {
@@ -95,6 +95,16 @@ SimPhase SimOps::Copy(double bytes, bool to_device) const {
           .claim = ClaimOf({{to_device ? link_in_ : link_out_, SecondsOnLink(gpu, bytes)},
                             {world_->dram, bytes / world_->hardware.cpu.BytesPerSecond()},
                             {memory_, bytes / gpu.BytesPerSecond()}})};
+}
+
+SimPhase SimOps::Exchange(double sent, double received) const {
+  const GpuProfile& gpu = world_->hardware.gpu;
+  const double both = sent + received;
+  return {.fixed_ns = Nanoseconds(2 * gpu.link_us * 1e-6),  // out, then in
+          .claim = ClaimOf({{link_out_, SecondsOnLink(gpu, sent)},
+                            {link_in_, SecondsOnLink(gpu, received)},
+                            {world_->dram, both / world_->hardware.cpu.BytesPerSecond()},
+                            {memory_, both / gpu.BytesPerSecond()}})};
 }
 
 void SimOps::Put(Stream& stream, const char* name, std::string detail, const OpCost& cost, std::initializer_list<const void*> addresses) {
@@ -162,6 +172,7 @@ void SimOps::ExpertRows(Stream& s, const ExpertRowsArgs& a) { Put(s, "expert", a
 void SimOps::Clear(Stream& s, const ClearArgs& a) { Put(s, "clear", absl::StrCat("n=", a.n), CostOf(a), {a.x}); }
 
 void SimOps::ToDevice(Stream& s, const ToDeviceArgs& a) {
+  if (a.steers) std::memcpy(a.device, a.host, a.bytes);
   if (!on_gpu()) return Put(s, "to_device", absl::StrCat("bytes=", a.bytes), CostOf(a), {a.device});
   PutCopy(s, "to_device", static_cast<double>(a.bytes), true);
 }

@@ -23,7 +23,9 @@ class SimStream : public Stream {
         experts_id_(world_->engine.AddStream(device, name_ + " experts")) {}
   std::string_view name() const override { return name_; }
   absl::Status Synchronize() override;
-  absl::Status status() const override { return absl::OkStatus(); }  // nothing is computed that could fail
+  // Nothing is computed that could fail; another rank may.
+  absl::Status status() const override { return status_; }
+  void Fail(const absl::Status& status) { status_ = status; }
 
   int id() const { return id_; }
   // A mark behind all work so far, the experts that run beside the stream included.
@@ -46,6 +48,7 @@ class SimStream : public Stream {
   const int id_;
   const int experts_id_;
   std::optional<Pending> pending_;
+  absl::Status status_;
 };
 
 class SimOps : public Ops {
@@ -73,6 +76,9 @@ class SimOps : public Ops {
   void Clear(Stream& s, const ClearArgs& a) override;
   void ToDevice(Stream& s, const ToDeviceArgs& a) override;
   void ToHost(Stream& s, const ToHostArgs& a) override;
+
+  // Bytes to other GPUs and from them, by way of host memory: consumer GPUs have no link of their own to each other.
+  SimPhase Exchange(double sent, double received) const;
 
  private:
   // `addresses`: what the op reads or writes of other ops' results.

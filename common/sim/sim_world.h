@@ -15,6 +15,7 @@
 #include <string>
 #include <vector>
 
+#include "common/device/collectives.h"
 #include "common/device/device.h"
 #include "common/roofline/hardware_profile.h"
 #include "common/sim/timeline.h"
@@ -40,9 +41,12 @@ class SimWorld {
   static std::unique_ptr<SimWorld> Make(const HardwareProfile& hardware, const SimOptions& options);
   virtual ~SimWorld() = default;
 
+  virtual const HardwareProfile& hardware() const = 0;
   virtual int64_t num_gpus() const = 0;
   virtual Device& gpu(int64_t index) = 0;
   virtual Device& cpu() = 0;
+  // The last `ranks` GPUs as a group, by rank (sim_collectives.h).
+  virtual std::vector<std::unique_ptr<Collectives>> MakeGroup(int64_t ranks) = 0;
   virtual int64_t now_ns() const = 0;
   virtual std::vector<ResourceUse> uses() const = 0;
   // What was used since `before`, an earlier uses() of this world, divided by `parts`.

@@ -9,23 +9,12 @@
 #include "absl/strings/str_cat.h"
 #include "common/device/ops.h"
 #include "common/roofline/op_time.h"
+#include "common/sim/testing/round_machine.h"
 
 namespace hearth {
 namespace {
 
 constexpr int64_t kMs = 1'000'000;
-
-// Round numbers: DRAM 100 GB/s, links 10 GB/s, GPU memory 1 TB/s and 100 TFLOPS; nothing but traffic and arithmetic takes time.
-HardwareProfile Round() {
-  HardwareProfile p{.name = "round"};
-  p.cpu = {.name = "cpu", .sockets = 2, .cores = 10, .channels = 5, .memory_gib = 100, .cache_mib = 0, .channel_gb_per_s = 10};
-  p.cpu.bf16_gflops_per_core = 50;
-  p.cpu.memory_efficiency = p.cpu.compute_efficiency = 1;
-  p.num_gpus = 2;
-  p.gpu = {.name = "gpu", .memory_gib = 1, .memory_gb_per_s = 1000, .bf16_tflops = 100, .link_gb_per_s = 10};
-  p.gpu.memory_efficiency = p.gpu.compute_efficiency = 1;
-  return p;
-}
 
 int64_t Synchronized(SimWorld& world, Stream& stream) {
   EXPECT_TRUE(stream.Synchronize().ok());
@@ -33,7 +22,7 @@ int64_t Synchronized(SimWorld& world, Stream& stream) {
 }
 
 TEST(SimWorld, CopiesOfOneGpuShareItsLinkThoseOfTwoDoNot) {
-  const auto world = SimWorld::Make(Round(), {});
+  const auto world = SimWorld::Make(RoundMachine(), {});
   const ToDeviceArgs copy = {.bytes = 10'000'000};  // 1 ms
   const auto a = world->gpu(0).MakeStream("a"), b = world->gpu(0).MakeStream("b"), c = world->gpu(1).MakeStream("c");
   world->gpu(0).ops().ToDevice(*a, copy);
@@ -45,7 +34,7 @@ TEST(SimWorld, CopiesOfOneGpuShareItsLinkThoseOfTwoDoNot) {
 }
 
 TEST(SimWorld, TheTwoDirectionsOfALinkDoNotDisturbEachOther) {
-  const auto world = SimWorld::Make(Round(), {});
+  const auto world = SimWorld::Make(RoundMachine(), {});
   auto buffer = world->gpu(0).Allocate(10'000'000);
   ASSERT_TRUE(buffer.ok());
   std::vector<uint8_t> host(10'000'000, 1);
@@ -79,7 +68,7 @@ struct SmallExperts {
 };
 
 TEST(SimWorld, ExpertsReadTheOnesThatWereChosenFromDram) {
-  const auto world = SimWorld::Make(Round(), {});
+  const auto world = SimWorld::Make(RoundMachine(), {});
   const auto stream = world->cpu().MakeStream("s");
   SmallExperts experts;
   world->cpu().ops().Experts(*stream, experts.Args());
@@ -89,7 +78,7 @@ TEST(SimWorld, ExpertsReadTheOnesThatWereChosenFromDram) {
 }
 
 TEST(SimWorld, OnAGpuExpertsRunBesideTheStreamUntilTheirOutputIsNamed) {
-  const auto world = SimWorld::Make(Round(), {});
+  const auto world = SimWorld::Make(RoundMachine(), {});
   Device& gpu = world->gpu(0);
   const auto stream = gpu.MakeStream("s");
   SmallExperts experts;
@@ -108,7 +97,7 @@ TEST(SimWorld, OnAGpuExpertsRunBesideTheStreamUntilTheirOutputIsNamed) {
 }
 
 TEST(SimWorld, EventsOrderStreamsOfDifferentDevices) {
-  const auto world = SimWorld::Make(Round(), {});
+  const auto world = SimWorld::Make(RoundMachine(), {});
   const auto a = world->gpu(0).MakeStream("a"), b = world->gpu(1).MakeStream("b");
   const auto event = world->gpu(0).MakeEvent();
   EXPECT_TRUE(event->Query()) << "true before any Record";
@@ -120,7 +109,7 @@ TEST(SimWorld, EventsOrderStreamsOfDifferentDevices) {
 }
 
 TEST(SimWorld, MemoryIsCountedAndRefusedPastTheBudget) {
-  const auto world = SimWorld::Make(Round(), {});
+  const auto world = SimWorld::Make(RoundMachine(), {});
   Device& gpu = world->gpu(0);
   auto most = gpu.Allocate(1'000'000'000);
   ASSERT_TRUE(most.ok());
@@ -135,7 +124,7 @@ TEST(SimWorld, MemoryIsCountedAndRefusedPastTheBudget) {
 }
 
 TEST(SimWorld, WaitsSeeSignalsStopsPeersAndDeadlines) {
-  const auto world = SimWorld::Make(Round(), {});
+  const auto world = SimWorld::Make(RoundMachine(), {});
   Device& device = world->cpu();
   const auto signal = device.MakeSignal();
   EXPECT_EQ(device.HostWait(*signal, signal->Current(), {.deadline_ns = 1000}), WaitResult::kDeadline);
@@ -152,7 +141,7 @@ TEST(SimWorld, WaitsSeeSignalsStopsPeersAndDeadlines) {
 
 TEST(SimWorld, TheGateDrawsDifferentExpertsAscendingAndByItsSeed) {
   const auto draw = [](uint64_t seed, double skew) {
-    const auto world = SimWorld::Make(Round(), {.seed = seed, .routing_skew = skew});
+    const auto world = SimWorld::Make(RoundMachine(), {.seed = seed, .routing_skew = skew});
     const auto stream = world->gpu(0).MakeStream("s");
     std::vector<int32_t> ids(4000);
     std::vector<float> weights(4000), x(500 * 16);
@@ -180,7 +169,7 @@ TEST(SimWorld, TheGateDrawsDifferentExpertsAscendingAndByItsSeed) {
 
 TEST(SimWorld, TheSameProgramGivesTheSameTimelineToTheByte) {
   const auto run = [] {
-    HardwareProfile hardware = Round();
+    HardwareProfile hardware = RoundMachine();
     hardware.gpu.enqueue_us = 1;
     const auto world = SimWorld::Make(hardware, {.record = true});
     Device& gpu = world->gpu(0);

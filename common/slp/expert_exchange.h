@@ -13,6 +13,7 @@
 namespace hearth {
 
 enum class ExpertExchange { kSmallEp, kDispatch };
+inline const char* ExchangeName(ExpertExchange exchange) { return exchange == ExpertExchange::kSmallEp ? "SmallEP" : "dispatch"; }
 
 // Ranks that share a model: 1, 2 or 4, so that each has whole id-quarters.
 inline bool RanksShareQuarters(int64_t ranks) { return ranks == 1 || ranks == 2 || ranks == kExpertQuarters; }

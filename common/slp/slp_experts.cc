@@ -73,7 +73,8 @@ absl::Status SlpPass::SendRows() {
   ops_.ToDevice(*compute_, {.host = &counts_[static_cast<size_t>(rank_ * experts)],
                             .device = c_.memory.counts.as<int32_t>() + rank_ * experts,
                             .bytes = count_bytes[0],
-                            .stop = &board_.stop()});
+                            .stop = &board_.stop(),
+                            .steers = true});
   c_.group->AllGather(*compute_, {.name = "counts", .data = c_.memory.counts.data(), .bytes = count_bytes.data(), .steers = true});
   ops_.ToHost(*compute_, {.device = c_.memory.counts.data(), .host = counts_.data(), .bytes = counts_.size() * 4});
   // A row of BF16 is copied as half as many floats.

@@ -137,6 +137,13 @@ absl::Status PlanPrompts(const PlanFlags& flags, int64_t longest, PlanReport& re
   } else {
     report.not_streamed = std::string(plan.status().message());
   }
+  std::unique_ptr<PrefillPlan> shared;
+  if (streamed != nullptr && report.profile.num_gpus > 1) {
+    ASSIGN_OR_RETURN(shared, PrefillPlan::Make(report.planned, SimWorld::Make(report.profile, flags.sim), PrefillPath::kShared,
+                                               {.chunk_rows = flags.chunk_rows, .max_prompt = max_prompt}));
+    report.sharing_gpus = shared->ranks();
+    report.exchange = shared->exchange();
+  }
   constexpr int64_t kChunkBetweenSteps = 512;  // what a decode worker computes of a prompt between two steps
   ASSIGN_OR_RETURN(const std::unique_ptr<PrefillPlan> chunked,
                    PrefillPlan::Make(report.planned, SimWorld::Make(report.profile, flags.sim), PrefillPath::kChunked,
@@ -146,7 +153,7 @@ absl::Status PlanPrompts(const PlanFlags& flags, int64_t longest, PlanReport& re
   for (const int64_t prompt : flags.prompts) {
     if (prompt > longest) continue;
     ASSIGN_OR_RETURN(const DecodePoint last_token, decode->Run(1, prompt, StepOrder::kJoint));
-    for (PrefillPlan* plan : {chunked.get(), streamed.get()}) {
+    for (PrefillPlan* plan : {chunked.get(), streamed.get(), shared.get()}) {
       if (plan == nullptr) continue;
       ASSIGN_OR_RETURN(PrefillPoint point, plan->Run(prompt));
       report.prompts.push_back({point, point.seconds + last_token.step_ms * 1e-3});

@@ -25,6 +25,12 @@ HardwareProfile Machine() {
   return *hardware;
 }
 
+HardwareProfile OneGpu() {
+  HardwareProfile machine = Machine();
+  machine.num_gpus = 1;
+  return machine;
+}
+
 PlannedModel Planned(std::string_view model_name) {
   const auto model = PlanModel({Shipped(ShippedModels(), model_name), ""}, 2);
   EXPECT_TRUE(model.ok()) << model.status();
@@ -86,15 +92,39 @@ TEST(PlanPublished, PromptsTakeAsLongAsPublished) {
   }
 }
 
+std::unique_ptr<PrefillPlan> Sharing(int64_t max_prompt, std::optional<ExpertExchange> exchange = std::nullopt) {
+  auto plan = PrefillPlan::Make(Planned("deepseek-r1"), SimWorld::Make(Machine(), {}), PrefillPath::kShared,
+                                {.max_prompt = max_prompt, .exchange = exchange});
+  EXPECT_TRUE(plan.ok()) << plan.status();
+  return *std::move(plan);
+}
+
+TEST(PlanPublished, TwoGpusShareAPromptAsPublished) {
+  const auto shared = Sharing(46080), alone = Prefilling(PrefillPath::kStreamed, 0, 20480);
+  EXPECT_EQ(shared->ranks(), 2);
+  EXPECT_EQ(shared->exchange(), ExpertExchange::kSmallEp) << "eight experts a row, two ranks";
+  const auto longest = shared->Run(46080), middle = shared->Run(20480), by_one = alone->Run(20480);
+  ASSERT_TRUE(longest.ok() && middle.ok() && by_one.ok());
+  EXPECT_NEAR(longest->seconds / 30, 1, 0.15);
+  EXPECT_NEAR(by_one->seconds / middle->seconds / 1.64, 1, 0.15);
+  EXPECT_EQ(middle->expert_slots, 128) << "each has half of a layer's experts";
+  // A rank loads all but the other's experts.
+  EXPECT_LT(middle->bytes_loaded, by_one->bytes_loaded * 1.05);
+  const auto dispatched = Sharing(20480, ExpertExchange::kDispatch)->Run(20480);
+  ASSERT_TRUE(dispatched.ok()) << dispatched.status();
+  EXPECT_NEAR(middle->seconds / dispatched->seconds / 0.82, 1, 0.15) << "SmallEP takes about 18% off a layer";
+  EXPECT_LT(static_cast<double>(middle->bytes_sent), 0.55 * static_cast<double>(dispatched->bytes_sent));
+  EXPECT_EQ(PrefillPlan::Make(Planned("deepseek-r1"), SimWorld::Make(OneGpu(), {}), PrefillPath::kShared, {.max_prompt = 64}).status().code(),
+            absl::StatusCode::kFailedPrecondition);
+}
+
 TEST(PlanPublished, DecodeGoesOnBesideAPrompt) {
   const auto point = PlanTogether(Planned("deepseek-r1"), Machine(), {}, 8192, 16384, 2, 4096);
   ASSERT_TRUE(point.ok()) << point.status();
   EXPECT_GT(point->step_beside_ms, point->step_alone_ms);
   EXPECT_LT(point->step_beside_max_ms, 1.2 * point->step_alone_ms);
   EXPECT_GE(point->prefill_beside_s, point->prefill_alone_s * 0.99);
-  HardwareProfile one = Machine();
-  one.num_gpus = 1;
-  EXPECT_EQ(PlanTogether(Planned("deepseek-r1"), one, {}, 8192, 16384, 2, 4096).status().code(), absl::StatusCode::kFailedPrecondition);
+  EXPECT_EQ(PlanTogether(Planned("deepseek-r1"), OneGpu(), {}, 8192, 16384, 2, 4096).status().code(), absl::StatusCode::kFailedPrecondition);
 }
 
 // Three actors, two rings, 15 thousand copies: the same to the byte, and another seed is another run.

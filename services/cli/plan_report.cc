@@ -34,7 +34,7 @@ void PrintPrompts(const PlanReport& r, std::ostream& out) {
   Table table({"tokens", "path", "first token", "tokens/s", "passes", "loaded", "ring slots", "busiest"});
   for (const PlanReport::Prompt& prompt : r.prompts) {
     const PrefillPoint& p = prompt.prefill;
-    const bool streamed = p.path == PrefillPath::kStreamed;
+    const bool streamed = p.path != PrefillPath::kChunked;
     table.Add({absl::StrCat(p.prompt), PrefillPathName(p.path), absl::StrFormat("%.2f s", prompt.first_token_s),
                absl::StrFormat("%.0f", static_cast<double>(p.prompt) / prompt.first_token_s), streamed ? absl::StrCat(p.passes) : "",
                streamed ? HumanBytes(static_cast<double>(p.bytes_loaded)) : "", streamed ? absl::StrCat(p.expert_slots) : "",
@@ -43,6 +43,10 @@ void PrintPrompts(const PlanReport& r, std::ostream& out) {
   table.Print(out);
   if (r.pass_rows > 0) {
     out << absl::StrFormat("  streamed (slp): %d tokens a pass at most, in chunks of %d\n", r.pass_rows, r.chunk_rows);
+    if (r.sharing_gpus > 0) {
+      out << absl::StrFormat("  shared (dslp): %d GPUs, for whom nobody decodes meanwhile; experts by %s\n", r.sharing_gpus,
+                             ExchangeName(r.exchange));
+    }
   } else if (!r.not_streamed.empty()) {
     out << "  weights are not streamed: " << r.not_streamed << "\n";
   }
@@ -94,6 +98,7 @@ std::optional<double> PlanReport::CrossoverTokens() const {
   std::map<int64_t, double> gains;
   std::map<int64_t, int> paths;
   for (const Prompt& prompt : prompts) {
+    if (prompt.prefill.path == PrefillPath::kShared) continue;
     gains[prompt.prefill.prompt] += prompt.prefill.path == PrefillPath::kStreamed ? -prompt.first_token_s : prompt.first_token_s;
     ++paths[prompt.prefill.prompt];
   }
@@ -155,10 +160,12 @@ std::string ReportJson(const PlanReport& r) {
                        {"first_token_s", prompt.first_token_s},
                        {"passes", p.passes},
                        {"bytes_loaded", p.bytes_loaded},
+                       {"bytes_sent", p.bytes_sent},
                        {"expert_slots", p.expert_slots},
                        {"busy", BusyJson(p.busy, p.seconds)}});
   }
   json out = {{"model", r.model}, {"hardware", r.hardware}, {"memory", memory}, {"decode", decode}, {"prompts", prompts}};
+  if (r.sharing_gpus > 0) out["sharing"] = {{"gpus", r.sharing_gpus}, {"experts", ExchangeName(r.exchange)}};
   if (r.pass_rows > 0) out["streaming"] = {{"pass_tokens", r.pass_rows}, {"chunk_tokens", r.chunk_rows}};
   if (const std::optional<double> crossover = r.CrossoverTokens(); crossover.has_value()) out["crossover_tokens"] = *crossover;
   if (r.together.has_value()) {

@@ -34,6 +34,8 @@ struct PlanReport {
   std::vector<Prompt> prompts;
   int64_t pass_rows = 0, chunk_rows = 0;  // of the streamed path; no rows: it is not there
   std::string not_streamed;               // why
+  int64_t sharing_gpus = 0;               // of the shared path; 0: it is not there
+  ExpertExchange exchange = ExpertExchange::kSmallEp;
   std::optional<TogetherPoint> together;
 
   // Prompts of so many tokens and more are faster streamed, by the lengths that were run, between which it is interpolated; none: never.

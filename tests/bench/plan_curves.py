@@ -5,7 +5,8 @@
   tests/bench/plan_curves.py --hearth build/release/bin/hearth --model kimi-k2 --hardware epyc-9355-2x5090 --out kimi.svg --table
 
 A column is a part (links, GPU memory, sockets, DRAM channels), a line one size of it; all else is the machine's own, whose line is drawn thick. Above: seconds to the first token by
-length of prompt, by the path that is fastest there (a ring where that is not the GPUs' but the CPU's). Below: tokens a second of one stream (full line) and of two (dashed) by context; no line where decode's
+length of prompt, by the faster of the paths that leave the other GPU to decoding (an open circle where that is the CPU's); dotted, two GPUs that share the
+prompt. Below: tokens a second of one stream (full line) and of two (dashed) by context; no line where decode's
 weights do not fit into the GPU. Takes some minutes on two cores, needs no GPU and no weights. Needs Debian's python3-matplotlib.
 """
 import argparse
@@ -33,6 +34,7 @@ PARTS = {
 PROMPTS = [1024, 2048, 4096, 8192, 16384, 32768, 65536, 131072]
 CONTEXTS = [1024, 4096, 16384, 32768, 65536, 131072]
 BATCHES = [1, 2]
+ALONE = ["chunked", "slp"]
 COLORS = ["#d95f02", "#7570b3", "#1b9e77"]
 
 
@@ -47,11 +49,11 @@ def plan(flags, what_if):
     return json.loads(done.stdout)
 
 
-def first_token(report):
-    """{tokens: (seconds, path)} by the fastest path."""
+def first_token(report, paths):
+    """{tokens: (seconds, path)} by the fastest of these paths."""
     best = {}
     for p in report["prompts"]:
-        if p["tokens"] not in best or p["first_token_s"] < best[p["tokens"]][0]:
+        if p["path"] in paths and (p["tokens"] not in best or p["first_token_s"] < best[p["tokens"]][0]):
             best[p["tokens"]] = (p["first_token_s"], p["path"])
     return best
 
@@ -87,7 +89,8 @@ def draw(flags, base, reports):
         for color, what_if in zip(COLORS, sizes):
             report = reports[what_if]
             width = 2.6 if same(report, base) else 1.3
-            points = first_token(report)
+            points, shared = first_token(report, ALONE), first_token(report, ["dslp"])
+            above.plot(list(shared), [seconds for seconds, _ in shared.values()], ":", color=color, lw=width)
             above.plot(list(points), [seconds for seconds, _ in points.values()], color=color, lw=width, label=label(what_if))
             by_cpu = {n: seconds for n, (seconds, path) in points.items() if path == "chunked"}
             above.plot(list(by_cpu), list(by_cpu.values()), "o", color=color, ms=6, mfc="white")
@@ -115,10 +118,11 @@ def draw(flags, base, reports):
 
 def print_table(base, reports):
     columns = [4096, 16384, 32768, 65536]
-    print(f"{'':14}" + "".join(f"{thousands(n):>11}" for n in columns) + f"{'one stream':>14}{'two streams':>14}")
+    print(f"{'':14}" + "".join(f"{thousands(n):>11}" for n in columns) + f"{'32K, two':>11}{'one stream':>14}{'two streams':>14}")
     for name, report in [("as it is", base), *reports.items()]:
-        points = first_token(report)
+        points, shared = first_token(report, ALONE), first_token(report, ["dslp"])
         cells = "".join(f"{points[n][0]:9.1f} {'c' if points[n][1] == 'chunked' else ' '}" if n in points else f"{'-':>11}" for n in columns)
+        cells += f"{shared[32768][0]:11.1f}" if 32768 in shared else f"{'-':>11}"
         speeds = [decode_speed(report, streams).get(4096) for streams in BATCHES]
         print(f"{name:14}{cells}" + "".join(f"{speed:14.1f}" if speed else f"{'-':>14}" for speed in speeds))
 
