@@ -62,9 +62,9 @@ absl::StatusOr<std::unique_ptr<PrefillPlan>> PrefillPlan::Make(const PlannedMode
     ASSIGN_OR_RETURN(rank.kv_on_device, rank.device->Allocate(geometry.num_pages * geometry.page_bytes()));
     if (path == PrefillPath::kChunked) continue;
     ASSIGN_OR_RETURN(
-        rank.slp,
-        SlpEngine::Make(*rank.device, *rank.model,
-                        {.chunk_rows = options.chunk_rows, .max_rows = options.max_prompt, .group = rank.group.get(), .exchange = plan->exchange_}));
+        rank.slp, SlpEngine::Make(*rank.device, *rank.model,
+                                  {.chunk_rows = options.chunk_rows, .max_rows = options.max_prompt, .ranks = ranks, .exchange = plan->exchange_}));
+    RETURN_IF_ERROR(rank.slp->SetGroup(rank.group.get()));
     plan->chunk_rows_ = rank.slp->chunk_rows();
   }
   if (path == PrefillPath::kChunked) {
@@ -85,12 +85,13 @@ absl::Status PrefillPlan::RunRows(int64_t first, int64_t rows, PrefillPoint& poi
 
 absl::Status PrefillPlan::RunStreamed(const ForwardBatch& batch, PrefillPoint& point) {
   std::vector<absl::Status> statuses(ranks_.size());
+  const auto run = [&](size_t i) {
+    statuses[i] = ranks_.size() == 1 ? ranks_[i].slp->Run(*kv_, batch, nullptr, {}) : ranks_[i].slp->RunShared(*kv_, batch, nullptr, {});
+  };
   {
     std::vector<std::unique_ptr<Actor>> others;
-    for (size_t i = 1; i < ranks_.size(); ++i) {
-      others.push_back(ranks_[i].device->Spawn("rank", [&, i] { statuses[i] = ranks_[i].slp->Run(*kv_, batch, nullptr, {}); }));
-    }
-    statuses[0] = ranks_[0].slp->Run(*kv_, batch, nullptr, {});
+    for (size_t i = 1; i < ranks_.size(); ++i) others.push_back(ranks_[i].device->Spawn("rank", [&, i] { run(i); }));
+    run(0);
   }
   for (size_t i = 0; i < ranks_.size(); ++i) {
     RETURN_IF_ERROR(statuses[i]);

@@ -1,5 +1,6 @@
 #include "common/sim/sim_collectives.h"
 
+#include <algorithm>
 #include <cstring>
 
 #include "absl/strings/str_cat.h"
@@ -18,23 +19,35 @@ struct Part {
 
 class Group {
  public:
-  Group(std::shared_ptr<SimShared> world, const std::vector<Device*>& gpus) : world_(std::move(world)), parts_(gpus.size()) {
+  Group(std::shared_ptr<SimShared> world, const std::vector<Device*>& gpus)
+      : world_(std::move(world)), parts_(gpus.size()), begun_(gpus.size(), false) {
     for (Device* gpu : gpus) ops_.push_back(static_cast<SimOps*>(&gpu->ops()));
   }
   size_t size() const { return ops_.size(); }
 
-  absl::Status Begin(const StopToken& stop) {
+  absl::Status Begin(size_t rank, const StopToken& stop, const std::function<bool()>& wanted) {
     const uint64_t pass = passes_;
-    if (++begun_ == size()) {
-      begun_ = called_ = 0;
+    begun_[rank] = true;
+    if (std::count(begun_.begin(), begun_.end(), true) == static_cast<int64_t>(size())) {
+      begun_.assign(size(), false);
+      called_ = 0;
       left_ = absl::OkStatus();
       ++passes_;
       return absl::OkStatus();
     }
-    world_->engine.Sleep([&] { return passes_ != pass || stop.stopped(); }, SimEngine::kNever, "the other ranks of its group");
+    ++begins_;
+    world_->engine.Sleep([&] { return passes_ != pass || stop.stopped() || (wanted && !wanted()); }, SimEngine::kNever,
+                         "the other ranks of its group");
     if (passes_ != pass) return absl::OkStatus();
-    --begun_;
+    begun_[rank] = false;
     return absl::CancelledError("the pass was stopped before all ranks had begun it");
+  }
+
+  absl::Status left() const { return left_; }
+  bool Called(size_t rank) const { return !begun_[rank] && std::count(begun_.begin(), begun_.end(), true) > 0; }
+  uint32_t AwaitCall(uint32_t seen, int64_t timeout_ns) const {
+    world_->engine.Sleep([&] { return begins_ != seen; }, world_->engine.now_ns() + timeout_ns, "another rank's pass");
+    return begins_;
   }
 
   void Leave(size_t rank, const absl::Status& status) {
@@ -100,7 +113,9 @@ class Group {
   const std::shared_ptr<SimShared> world_;
   std::vector<const SimOps*> ops_;
   std::vector<Part> parts_;  // of the call that some have made
-  size_t begun_ = 0, called_ = 0;
+  std::vector<bool> begun_;  // by rank: waits for the others
+  size_t called_ = 0;
+  uint32_t begins_ = 0;
   uint64_t passes_ = 0, calls_ = 0;
   absl::Status left_;  // why the pass can't be ended by all
 };
@@ -111,10 +126,11 @@ class SimCollectives : public Collectives {
   int rank() const override { return static_cast<int>(rank_); }
   int size() const override { return static_cast<int>(group_->size()); }
 
-  absl::Status Begin(const StopToken& stop) override {
+  absl::Status Begin(const StopToken& stop, const std::function<bool()>& wanted) override {
     traffic_.clear();
-    return group_->Begin(stop);
+    return group_->Begin(rank_, stop, wanted);
   }
+  absl::Status Check() override { return group_->left(); }
   void End(const absl::Status& status) override { group_->Leave(rank_, status); }
 
   void AllGather(Stream& stream, const AllGatherArgs& a) override {
@@ -127,6 +143,8 @@ class SimCollectives : public Collectives {
     Call(stream, a.name, std::vector<uint64_t>(group_->size(), a.shared_bytes / (group_->size() - 1)));
   }
   const std::vector<Traffic>& traffic() const override { return traffic_; }
+  bool Called() const override { return group_->Called(rank_); }
+  uint32_t AwaitCall(uint32_t seen, int64_t timeout_ns) const override { return group_->AwaitCall(seen, timeout_ns); }
 
  private:
   void Call(Stream& stream, const char* name, std::vector<uint64_t> sends, const uint64_t* bytes = nullptr, uint8_t* data = nullptr) {

@@ -34,7 +34,7 @@ TEST(SimCollectives, ACallTakesAsLongAsItsSlowestPartFromWhenAllAreThere) {
   const std::array<uint64_t, 2> bytes = {10'000'000, 5'000'000};
   std::array<int64_t, 2> ended = {};
   two.Run([&](size_t rank) {
-    ASSERT_TRUE(two.group[rank]->Begin(two.stop).ok());
+    ASSERT_TRUE(two.group[rank]->Begin(two.stop, nullptr).ok());
     Stream& stream = *two.streams[rank];
     if (rank == 1) two.world->gpu(1).ops().ToDevice(stream, {.bytes = 20'000'000});
     two.group[rank]->AllGather(stream, {.name = "rows", .bytes = bytes.data()});
@@ -53,7 +53,7 @@ TEST(SimCollectives, OnlyWhatSteersIsBrought) {
   std::array<std::array<int32_t, 2>, 2> steering = {{{7, 0}, {0, 9}}}, others = steering;
   const std::array<uint64_t, 2> bytes = {4, 4};
   two.Run([&](size_t rank) {
-    ASSERT_TRUE(two.group[rank]->Begin(two.stop).ok());
+    ASSERT_TRUE(two.group[rank]->Begin(two.stop, nullptr).ok());
     two.group[rank]->AllGather(*two.streams[rank], {.name = "gate", .data = steering[rank].data(), .bytes = bytes.data(), .steers = true});
     two.group[rank]->AllGather(*two.streams[rank], {.name = "rows", .data = others[rank].data(), .bytes = bytes.data()});
     two.group[rank]->Barrier(*two.streams[rank], {.name = "kv", .shared_bytes = 12});
@@ -70,7 +70,7 @@ TEST(SimCollectives, ARankThatLeavesEndsTheOthersPassAndTheNextIsWhole) {
   for (const bool fails : {true, false}) {
     absl::Status other;
     two.Run([&](size_t rank) {
-      ASSERT_TRUE(two.group[rank]->Begin(two.stop).ok());
+      ASSERT_TRUE(two.group[rank]->Begin(two.stop, nullptr).ok());
       const auto stream = two.world->gpu(static_cast<int64_t>(rank)).MakeStream("compute");
       if (rank == 1 && fails) return two.group[1]->End(absl::InternalError("out of luck"));
       two.group[rank]->Barrier(*stream, {.name = "kv"});
@@ -89,7 +89,7 @@ TEST(SimCollectives, AStoppedRankDoesNotWaitForTheOthers) {
   TwoRanks two;
   absl::Status begun;
   {
-    const std::unique_ptr<Actor> early = two.world->gpu(0).Spawn("rank 0", [&] { begun = two.group[0]->Begin(two.stop); });
+    const std::unique_ptr<Actor> early = two.world->gpu(0).Spawn("rank 0", [&] { begun = two.group[0]->Begin(two.stop, nullptr); });
     const std::unique_ptr<HostSignal> never = two.world->gpu(1).MakeSignal();
     two.world->gpu(1).HostWait(*never, 0, {.deadline_ns = kMs});
     two.stop.Stop();

@@ -123,24 +123,12 @@ uint64_t SlpMemory::BytesOf(const Width& width, const PassShape& pass) const {
   const int64_t all_rows = std::max(pass.all_rows, pass.own_rows * pass.ranks);
   int64_t rows = 0;
   switch (width.row_of) {
-    case RowOf::kOwn:
-      rows = pass.own_rows;
-      break;
-    case RowOf::kSeen:
-      rows = dispatched ? pass.own_rows : all_rows;
-      break;
-    case RowOf::kAll:
-      rows = all_rows;
-      break;
-    case RowOf::kThirdSum:
-      rows = dispatched || pass.ranks == 1 ? pass.own_rows : 0;
-      break;
-    case RowOf::kSent:
-      rows = dispatched ? pass.own_rows : 0;
-      break;
-    case RowOf::kReceived:
-      rows = dispatched ? all_rows : 0;
-      break;
+    case RowOf::kOwn: rows = pass.own_rows; break;
+    case RowOf::kSeen: rows = dispatched ? pass.own_rows : all_rows; break;
+    case RowOf::kAll: rows = all_rows; break;
+    case RowOf::kThirdSum: rows = dispatched || pass.ranks == 1 ? pass.own_rows : 0; break;
+    case RowOf::kSent: rows = dispatched ? pass.own_rows : 0; break;
+    case RowOf::kReceived: rows = dispatched ? all_rows : 0; break;
   }
   return DeviceRing::SlotStep(static_cast<uint64_t>(rows * width.row_bytes));
 }

@@ -20,7 +20,7 @@
 namespace hearth {
 
 struct SlpOptions {
-  int64_t chunk_rows = 0;    // rows that are worked on at once: bounds the work room, moves no bit; 0: what the device likes, halved until it fits well
+  int64_t chunk_rows = 0;  // rows that are worked on at once: bounds the work room, moves no bit; 0: what the device likes, halved until it fits well
   int64_t max_rows = 32768;  // rows of a pass; fewer where the budget holds no more
   bool with_logits = false;  // room for logits, of a chunk's rows
   int64_t expert_slots = 0;  // of the expert ring at most; 0: a layer's experts

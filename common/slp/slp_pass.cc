@@ -35,8 +35,8 @@ absl::Status SlpPass::Run(float* logits) {
   // At the fullest rank, so that all say the same.
   const int64_t most_rows = *std::max_element(stripes_.rank_rows.begin(), stripes_.rank_rows.end());
   if (status.ok() && !c_.memory.HasRoomFor(Shape(most_rows))) {
-    status = absl::InvalidArgumentError(
-        absl::StrCat("batch: its sequences are too many and too uneven for ", ranks_, " ranks: one would have ", most_rows, " of ", all_rows_, " rows"));
+    status = absl::InvalidArgumentError(absl::StrCat("batch: its sequences are too many and too uneven for ", ranks_, " ranks: one would have ",
+                                                     most_rows, " of ", all_rows_, " rows"));
   }
   if (status.ok()) status = RunActors(logits);
   c_.group->End(status);
