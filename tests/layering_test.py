@@ -10,21 +10,22 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 # room -> rooms that it may include, besides itself
 ALLOWED = {
     "base": [],
+    "trace": ["base"],
     "shm": ["base"],
     "numa": ["base"],
     "formats": ["base"],
     "text": ["base"],
     "kernels": ["base"],
     "image": ["formats", "shm", "numa", "base"],
-    "device": ["kernels", "numa", "shm", "base"],
+    "device": ["kernels", "numa", "shm", "trace", "base"],
     "roofline": ["device", "kernels", "numa", "base"],
-    "experts": ["device", "kernels", "shm", "base"],
-    "model": ["experts", "device", "kernels", "formats", "shm", "base"],
-    "slp": ["model", "experts", "device", "kernels", "formats", "shm", "base"],
-    "sim": ["roofline", "experts", "device", "kernels", "shm", "base"],
+    "experts": ["device", "kernels", "shm", "trace", "base"],
+    "model": ["experts", "device", "kernels", "formats", "shm", "trace", "base"],
+    "slp": ["model", "experts", "device", "kernels", "formats", "shm", "trace", "base"],
+    "sim": ["roofline", "experts", "device", "kernels", "shm", "trace", "base"],
     "plan": ["sim", "slp", "model", "experts", "roofline", "device", "kernels", "image", "formats", "shm", "base"],
-    "rpc": ["shm", "base"],
-    "worker": ["model", "experts", "roofline", "device", "kernels", "formats", "rpc", "shm", "numa", "base"],
+    "rpc": ["shm", "trace", "base"],
+    "worker": ["model", "experts", "roofline", "device", "kernels", "formats", "rpc", "shm", "numa", "trace", "base"],
 }
 SERVICES = ["weightstore", "prefill", "decode", "router", "cli"]
 # Below the seam: the host backend makes threads, waits and reads the clock, so that nobody above it does.

@@ -1,6 +1,6 @@
 // The device seam: memory, ordered work, and an engine's threads, waits and clock. One interface, several backends: host (here),
 // sim (common/sim), cuda (to come), and a recorder in the tests. Engines use no bare thread, condition variable, sleep or clock.
-// Room: common/device. May touch: common/{kernels,numa,shm,base}. Threads: all of Device may be called from any thread.
+// Room: common/device. May touch: common/{kernels,numa,shm,trace,base}. Threads: all of Device may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -12,6 +12,7 @@
 
 #include "common/base/dtype.h"
 #include "common/base/status.h"
+#include "common/trace/trace.h"
 
 namespace hearth {
 
@@ -73,6 +74,8 @@ class Stream {
   virtual absl::Status Synchronize() = 0;
   // The error that the stream has died of, as far as it is known without waiting.
   virtual absl::Status status() const = 0;
+  // Where spans of this stream's work are recorded; none where an op has no time of its own on this machine's clock.
+  virtual TraceTrack trace_track() const { return {}; }
 };
 
 class Event {

@@ -44,6 +44,14 @@ class ExpertSource {
   // The view stays valid until Release of the same triple.
   virtual ExpertView Acquire(int64_t layer, int64_t expert, int64_t shard) = 0;
   virtual void Release(int64_t layer, int64_t expert, int64_t shard) = 0;
+
+  // Of a source that has rings; zeros else. On the thread of Acquire, or while there is none.
+  struct Counts {
+    int64_t from_rings = 0;  // records, one a shard
+    int64_t from_image = 0;  // records that the rings did not bring
+    int64_t waited_ns = 0;   // for rings that were not filled yet: the source was starved
+  };
+  virtual Counts counts() const { return {}; }
 };
 
 // Straight from the mapped image: Acquire is an array look-up.

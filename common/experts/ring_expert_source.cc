@@ -5,6 +5,7 @@
 #include "common/base/check.h"
 #include "common/base/logging.h"
 #include "common/base/time.h"
+#include "common/trace/trace.h"
 
 namespace hearth {
 namespace {
@@ -14,7 +15,11 @@ constexpr int64_t kLookNs = 50'000'000;  // between two looks at what else may e
 }  // namespace
 
 RingExpertSource::RingExpertSource(ExpertSource& image, std::vector<std::unique_ptr<ExpertRingReader>> rings, int64_t patience_ns)
-    : image_(image), rings_(std::move(rings)), num_slots_(rings_.at(0)->num_slots()), patience_ns_(patience_ns) {
+    : image_(image),
+      rings_(std::move(rings)),
+      num_slots_(rings_.at(0)->num_slots()),
+      patience_ns_(patience_ns),
+      track_(TraceTrackNamed("expert rings")) {
   HEARTH_CHECK(static_cast<int64_t>(rings_.size()) == image.num_shards());
 }
 
@@ -91,12 +96,21 @@ const uint8_t* RingExpertSource::AwaitRecord(ExpertRingReader& ring, uint64_t nu
 }
 
 bool RingExpertSource::AwaitFilled(ExpertRingReader& ring, uint64_t number) {
-  if (asleep_) return ring.Filled(number);
+  if (ring.Filled(number)) return true;
+  if (asleep_) return false;
   const int64_t begin_ns = MonotonicNowNs();
+  const bool filled = AwaitFilledUntil(ring, number, begin_ns + patience_ns_);
+  const int64_t end_ns = MonotonicNowNs();
+  counts_.waited_ns += end_ns - begin_ns;
+  TraceSpanAt(track_, "wait for ring", begin_ns, end_ns, "request", static_cast<int64_t>(number));
+  return filled;
+}
+
+bool RingExpertSource::AwaitFilledUntil(ExpertRingReader& ring, uint64_t number, int64_t end_ns) {
   while (!ring.AwaitFilled(number, std::min(kLookNs, patience_ns_))) {
     if (stop_ != nullptr && stop_->stopped()) return false;
     const bool alive = ring.StoreAlive();
-    if (alive && MonotonicNowNs() - begin_ns < patience_ns_) continue;
+    if (alive && MonotonicNowNs() < end_ns) continue;
     asleep_ = true;
     if (const auto permit = LogAllowed("rings-asleep", 6)) {
       spdlog::warn("expert rings: the weight store {}; experts come from the image until it fills again{}",

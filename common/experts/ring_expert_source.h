@@ -16,6 +16,7 @@
 #include "common/base/status.h"
 #include "common/experts/expert_source.h"
 #include "common/shm/expert_ring.h"
+#include "common/trace/trace.h"
 
 namespace hearth {
 
@@ -37,11 +38,7 @@ class RingExpertSource : public ExpertSource {
   // One slot less than there are: it is filled meanwhile. What is left out between two that are held takes slots as they do.
   int64_t max_held() const override { return num_slots_ - 1; }
 
-  struct Counts {  // of records, one a shard
-    int64_t from_rings = 0;
-    int64_t from_image = 0;
-  };
-  const Counts& counts() const { return counts_; }
+  Counts counts() const override { return counts_; }
 
  private:
   struct Request {
@@ -56,6 +53,7 @@ class RingExpertSource : public ExpertSource {
   const uint8_t* AwaitRecord(ExpertRingReader& ring, uint64_t number);
   // Whether it is, before patience, store or pass have ended.
   bool AwaitFilled(ExpertRingReader& ring, uint64_t number);
+  bool AwaitFilledUntil(ExpertRingReader& ring, uint64_t number, int64_t end_ns);
   bool AwaitPostable();
   void GiveUpBefore(uint64_t number);
   void PostAhead();
@@ -66,6 +64,7 @@ class RingExpertSource : public ExpertSource {
   const std::vector<std::unique_ptr<ExpertRingReader>> rings_;
   const int64_t num_slots_;
   const int64_t patience_ns_;
+  const TraceTrack track_;
   const StopToken* stop_ = nullptr;
   bool asleep_ = false;            // the store brought nothing for too long: the rings are left alone until it has caught up
   uint64_t posted_ = 0;            // of every ring

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/trace/trace.h"
 
 namespace hearth {
 
@@ -17,6 +18,7 @@ absl::Status DecoderPass::Run(float* logits) {
   }
   if (logits != nullptr && !c_.batch.logit_rows.empty()) Logits(c_.weights.final_norm, c_.weights.head, logits);
   if (c_.weights.mtp.has_value()) {
+    const TraceSpan span(c_.stream.trace_track(), "mtp", "rows", m_);
     KeepHidden(c_.weights.final_norm);
     WriteMtpKv(*c_.weights.mtp, c_.weights.layers[static_cast<size_t>(c_.config.num_hidden_layers)].attention);
     RETURN_IF_ERROR(ShowLayerDone(c_.config.num_hidden_layers));
@@ -32,6 +34,7 @@ void DecoderPass::Embed() {
 
 // One decoder layer (DeepSeek-V3, figure 2).
 void DecoderPass::Layer(int64_t layer) {
+  const TraceSpan span(c_.stream.trace_track(), "layer", "layer rows", layer, m_);
   const LayerWeights& weights = c_.weights.layers[static_cast<size_t>(layer)];
   CacheInput(weights.attention, layer);
   AttendCached(weights.attention, layer);
@@ -275,6 +278,7 @@ void DecoderPass::Mlp(const MlpWeights& weights) {
 void DecoderPass::Logits(const VectorF32& norm, const WeightView& head, float* logits) {
   ForwardWorkspace& w = c_.workspace;
   const int64_t rows = static_cast<int64_t>(c_.batch.logit_rows.size());
+  const TraceSpan span(c_.stream.trace_track(), "head", "rows", rows);
   const int64_t hidden = c_.config.hidden_size;
   std::copy(c_.batch.logit_rows.begin(), c_.batch.logit_rows.end(), w.logit_row_ids.as<int32_t>());
   c_.ops.GatherRows(c_.stream,

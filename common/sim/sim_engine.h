@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "common/sim/fair_share.h"
-#include "common/sim/timeline.h"
+#include "common/trace/timeline.h"
 
 namespace hearth {
 

@@ -7,6 +7,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "common/roofline/op_time.h"
+#include "common/trace/timeline.h"
 
 namespace hearth {
 namespace {
@@ -20,12 +21,6 @@ Claim ClaimOf(std::initializer_list<std::pair<int, double>> uses) {
     if (seconds > 0) claim.emplace_back(resource, seconds);
   }
   return claim;
-}
-
-std::string Rows(const KvSequence* sequences, int64_t count) {
-  std::string text;
-  for (int64_t i = 0; i < count; ++i) absl::StrAppend(&text, i > 0 ? "," : "rows=", sequences[i].num_rows, "@", sequences[i].start_position);
-  return text;
 }
 
 int64_t CountDistinct(const int32_t* ids, int64_t n) {
@@ -107,81 +102,74 @@ SimPhase SimOps::Exchange(double sent, double received) const {
                             {memory_, both / gpu.BytesPerSecond()}})};
 }
 
-void SimOps::Put(Stream& stream, const char* name, std::string detail, const OpCost& cost, std::initializer_list<const void*> addresses) {
+void SimOps::Put(Stream& stream, const OpLabel& label, const OpCost& cost, std::initializer_list<const void*> addresses, const std::string& more) {
   SimStream& s = static_cast<SimStream&>(stream);
   s.AwaitIfNamed(addresses);
-  world_->engine.Enqueue(s.id(), {.name = name, .detail = std::move(detail), .phases = {Compute(cost)}}, enqueue_ns());
-}
-
-void SimOps::PutCopy(Stream& stream, const char* name, double bytes, bool to_device) {
-  SimStream& s = static_cast<SimStream&>(stream);
-  world_->engine.Enqueue(s.id(), {.name = name, .detail = absl::StrCat("bytes=", static_cast<uint64_t>(bytes)), .phases = {Copy(bytes, to_device)}},
+  world_->engine.Enqueue(s.id(), {.name = label.name, .detail = DetailText(label.keys, label.values) + more, .phases = {Compute(cost)}},
                          enqueue_ns());
 }
 
-void SimOps::Embed(Stream& s, const EmbedArgs& a) { Put(s, "embed", absl::StrCat("m=", a.m), CostOf(a), {a.out}); }
-void SimOps::RmsNorm(Stream& s, const RmsNormArgs& a) { Put(s, "norm", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a), {a.x, a.out, a.f32}); }
-void SimOps::Linear(Stream& s, const LinearArgs& a) {
-  Put(s, "linear", absl::StrCat("m=", a.m, " n=", a.w.rows, " k=", a.w.cols, " ", Sv(DTypeName(a.w.dtype))), CostOf(a), {a.x, a.y});
+void SimOps::PutCopy(Stream& stream, const OpLabel& label, bool to_device) {
+  SimStream& s = static_cast<SimStream&>(stream);
+  world_->engine.Enqueue(
+      s.id(), {.name = label.name, .detail = DetailText(label.keys, label.values), .phases = {Copy(static_cast<double>(label.values[0]), to_device)}},
+      enqueue_ns());
 }
-void SimOps::ToBf16(Stream& s, const ToBf16Args& a) { Put(s, "to_bf16", absl::StrCat("n=", a.n), CostOf(a), {a.x, a.out}); }
-void SimOps::SiluMul(Stream& s, const SiluMulArgs& a) { Put(s, "silu_mul", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a), {a.gate, a.up, a.out}); }
-void SimOps::Add(Stream& s, const AddArgs& a) { Put(s, "add", absl::StrCat("n=", a.n), CostOf(a), {a.x, a.y}); }
-void SimOps::AddGated(Stream& s, const AddGatedArgs& a) { Put(s, "add_gated", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a), {a.x, a.gate, a.y}); }
-void SimOps::AddRows(Stream& s, const AddRowsArgs& a) { Put(s, "add_rows", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a), {a.x, a.sum}); }
-void SimOps::GatherRows(Stream& s, const GatherRowsArgs& a) { Put(s, "gather_rows", absl::StrCat("m=", a.m, " n=", a.n), CostOf(a), {a.x, a.out}); }
-void SimOps::MlaWriteKv(Stream& s, const MlaWriteKvArgs& a) {
-  Put(s, "write_kv", absl::StrCat("layer=", a.layer, " ", Rows(a.sequences, a.num_sequences)), CostOf(a), {a.kv_a});
-}
-void SimOps::MlaRopeQuery(Stream& s, const MlaRopeQueryArgs& a) { Put(s, "rope", Rows(a.sequences, a.num_sequences), CostOf(a), {a.q, a.out}); }
-void SimOps::MlaAttention(Stream& s, const MlaAttentionArgs& a) {
-  Put(s, "attention", absl::StrCat("layer=", a.layer, " ", Rows(a.sequences, a.num_sequences)), CostOf(a), {a.q, a.out});
-}
-void SimOps::GqaRotateQuery(Stream& s, const GqaRotateQueryArgs& a) { Put(s, "rope", Rows(a.sequences, a.num_sequences), CostOf(a), {a.q}); }
-void SimOps::GqaWriteKv(Stream& s, const GqaWriteKvArgs& a) {
-  Put(s, "write_kv", absl::StrCat("layer=", a.layer, " ", Rows(a.sequences, a.num_sequences)), CostOf(a), {a.k, a.v});
-}
-void SimOps::GqaAttention(Stream& s, const GqaAttentionArgs& a) {
-  Put(s, "attention", absl::StrCat("layer=", a.layer, " ", Rows(a.sequences, a.num_sequences)), CostOf(a), {a.q, a.out});
-}
+
+void SimOps::Embed(Stream& s, const EmbedArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.out}); }
+void SimOps::RmsNorm(Stream& s, const RmsNormArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.x, a.out, a.f32}); }
+void SimOps::Linear(Stream& s, const LinearArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.x, a.y}, absl::StrCat(" ", Sv(DTypeName(a.w.dtype)))); }
+void SimOps::ToBf16(Stream& s, const ToBf16Args& a) { Put(s, LabelOf(a), CostOf(a), {a.x, a.out}); }
+void SimOps::SiluMul(Stream& s, const SiluMulArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.gate, a.up, a.out}); }
+void SimOps::Add(Stream& s, const AddArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.x, a.y}); }
+void SimOps::AddGated(Stream& s, const AddGatedArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.x, a.gate, a.y}); }
+void SimOps::AddRows(Stream& s, const AddRowsArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.x, a.sum}); }
+void SimOps::GatherRows(Stream& s, const GatherRowsArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.x, a.out}); }
+void SimOps::MlaWriteKv(Stream& s, const MlaWriteKvArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.kv_a}); }
+void SimOps::MlaRopeQuery(Stream& s, const MlaRopeQueryArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.q, a.out}); }
+void SimOps::MlaAttention(Stream& s, const MlaAttentionArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.q, a.out}); }
+void SimOps::GqaRotateQuery(Stream& s, const GqaRotateQueryArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.q}); }
+void SimOps::GqaWriteKv(Stream& s, const GqaWriteKvArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.k, a.v}); }
+void SimOps::GqaAttention(Stream& s, const GqaAttentionArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.q, a.out}); }
 
 void SimOps::Gate(Stream& s, const GateArgs& a) {
   world_->gate.Choose(a.params.num_experts, a.params.top_k, a.m, a.ids, a.weights);
-  Put(s, "gate", absl::StrCat("m=", a.m, " experts=", a.params.num_experts), CostOf(a), {a.x});
+  Put(s, LabelOf(a), CostOf(a), {a.x});
 }
 
 void SimOps::Experts(Stream& stream, const ExpertsArgs& a) {
   SimStream& s = static_cast<SimStream&>(stream);
   const int64_t distinct = CountDistinct(a.ids, a.m * a.top_k);
   const OpCost cost = CostOfExperts(a, static_cast<double>(distinct));
-  const std::string detail = absl::StrCat("layer=", a.layer, " m=", a.m, " distinct=", distinct, " of ", a.num_experts);
-  if (!on_gpu()) return Put(s, "experts", detail, cost, {a.x, a.out});
+  const OpLabel label = LabelOf(a);
+  const std::string woken = absl::StrCat(" distinct=", distinct, " of ", a.num_experts);
+  if (!on_gpu()) return Put(s, label, cost, {a.x, a.out}, woken);
   const OpTime time = TimeOnCpu(world_->hardware.cpu, cost);
   const SimPhase on_cpu = {.fixed_ns = Nanoseconds(time.fixed_s),
                            .claim = ClaimOf({{world_->cores, time.compute_s}, {world_->dram, time.memory_s}}),
                            .track = world_->expert_track};
   const double rows = static_cast<double>(a.m), hidden = static_cast<double>(a.hidden);
   s.EnqueueBeside(
-      {.name = "experts",
-       .detail = detail,
+      {.name = label.name,
+       .detail = DetailText(label.keys, label.values) + woken,
        .phases = {Copy(rows * (hidden * a.terms * 2 + 8.0 * static_cast<double>(a.top_k)), false), on_cpu, Copy(rows * hidden * 4, true)}},
       a.out, static_cast<uint64_t>(a.m * a.hidden) * sizeof(float), enqueue_ns());
 }
 
-void SimOps::ExpertRows(Stream& s, const ExpertRowsArgs& a) { Put(s, "expert", absl::StrCat("n=", a.n), CostOf(a), {a.x, a.sum}); }
-void SimOps::Clear(Stream& s, const ClearArgs& a) { Put(s, "clear", absl::StrCat("n=", a.n), CostOf(a), {a.x}); }
+void SimOps::ExpertRows(Stream& s, const ExpertRowsArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.x, a.sum}); }
+void SimOps::Clear(Stream& s, const ClearArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.x}); }
 
 void SimOps::ToDevice(Stream& s, const ToDeviceArgs& a) {
   if (a.steers) std::memcpy(a.device, a.host, a.bytes);
-  if (!on_gpu()) return Put(s, "to_device", absl::StrCat("bytes=", a.bytes), CostOf(a), {a.device});
-  PutCopy(s, "to_device", static_cast<double>(a.bytes), true);
+  if (!on_gpu()) return Put(s, LabelOf(a), CostOf(a), {a.device});
+  PutCopy(s, LabelOf(a), true);
 }
 
 void SimOps::ToHost(Stream& s, const ToHostArgs& a) {
   std::memcpy(a.host, a.device, a.bytes);
   static_cast<SimStream&>(s).AwaitIfNamed({a.device});
-  if (!on_gpu()) return Put(s, "to_host", absl::StrCat("bytes=", a.bytes), CostOf(a), {});
-  PutCopy(s, "to_host", static_cast<double>(a.bytes), false);
+  if (!on_gpu()) return Put(s, LabelOf(a), CostOf(a), {});
+  PutCopy(s, LabelOf(a), false);
 }
 
 }  // namespace hearth

@@ -9,6 +9,7 @@
 #include <string>
 
 #include "common/device/op_cost.h"
+#include "common/device/op_label.h"
 #include "common/device/ops.h"
 #include "common/sim/sim_device.h"
 
@@ -81,9 +82,10 @@ class SimOps : public Ops {
   SimPhase Exchange(double sent, double received) const;
 
  private:
-  // `addresses`: what the op reads or writes of other ops' results.
-  void Put(Stream& stream, const char* name, std::string detail, const OpCost& cost, std::initializer_list<const void*> addresses);
-  void PutCopy(Stream& stream, const char* name, double bytes, bool to_device);
+  // `addresses`: what the op reads or writes of other ops' results. `more`: behind the label's shapes.
+  void Put(Stream& stream, const OpLabel& label, const OpCost& cost, std::initializer_list<const void*> addresses, const std::string& more = "");
+  // Of as many bytes as the label's first value says.
+  void PutCopy(Stream& stream, const OpLabel& label, bool to_device);
   SimPhase Compute(const OpCost& cost) const;
   SimPhase Copy(double bytes, bool to_device) const;
   int64_t enqueue_ns() const;

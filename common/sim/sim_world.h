@@ -18,7 +18,7 @@
 #include "common/device/collectives.h"
 #include "common/device/device.h"
 #include "common/roofline/hardware_profile.h"
-#include "common/sim/timeline.h"
+#include "common/trace/timeline.h"
 
 namespace hearth {
 

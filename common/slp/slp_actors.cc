@@ -1,5 +1,6 @@
 // The loader's and the unloader's part of a pass.
 #include "common/slp/slp_pass.h"
+#include "common/trace/trace.h"
 
 namespace hearth {
 
@@ -15,7 +16,12 @@ void SlpPass::ExpectExperts() {
 void SlpPass::Load() {
   for (int64_t item = 0; item < c_.plan.num_items(); ++item) {
     DeviceRing& ring = RingOf(item);
-    if (!ring.AwaitFree(board_.stop())) break;
+    const int64_t begin_ns = c_.device.Now();
+    const bool is_free = ring.AwaitFree(board_.stop());
+    const int64_t end_ns = c_.device.Now();
+    stats_.loader_waited_ns += end_ns - begin_ns;
+    if (end_ns - begin_ns >= kWaitShownNs) TraceSpanAt(copy_->trace_track(), "wait for slot", begin_ns, end_ns);
+    if (!is_free) break;
     if (!board_.Begin(item)) continue;
     const int64_t slot = ring.Take();
     Copy(item, slot);
@@ -29,6 +35,7 @@ void SlpPass::Load() {
 
 void SlpPass::Copy(int64_t item, int64_t slot) {
   const PlannedItem& planned = c_.plan.item(item);
+  const TraceSpan span(copy_->trace_track(), "load", "layer expert", planned.layer, planned.expert);
   uint8_t* to = RingOf(item).slot(slot).data;
   const auto copy = [&](const void* from, uint64_t offset, uint64_t bytes) {
     ops_.ToDevice(*copy_, {.host = from, .device = to + offset, .bytes = bytes, .stop = &board_.stop()});

@@ -78,10 +78,12 @@ absl::Status SlpEngine::RunShared(const KvPool& kv, const ForwardBatch& batch, f
 absl::Status SlpEngine::Pass(const WeightPlan& plan, Collectives* group, const KvPool& kv, const ForwardBatch& batch, float* logits,
                              const SlpHooks& hooks) {
   const int64_t begin_ns = device_.Now();
+  ExpertSource* experts = options_.experts != nullptr ? options_.experts.get() : model_.weights().experts.get();
+  const ExpertSource::Counts before = experts != nullptr ? experts->counts() : ExpertSource::Counts();
   SlpPass pass({.device = device_,
                 .model = model_,
                 .plan = plan,
-                .experts = options_.experts != nullptr ? options_.experts.get() : model_.weights().experts.get(),
+                .experts = experts,
                 .memory = *memory_,
                 .kv = kv,
                 .batch = batch,
@@ -91,6 +93,10 @@ absl::Status SlpEngine::Pass(const WeightPlan& plan, Collectives* group, const K
   const absl::Status status = pass.Run(logits);
   stats_ = pass.stats();
   stats_.duration_ns = device_.Now() - begin_ns;
+  const ExpertSource::Counts after = experts != nullptr ? experts->counts() : ExpertSource::Counts();
+  stats_.source = {.from_rings = after.from_rings - before.from_rings,
+                   .from_image = after.from_image - before.from_image,
+                   .waited_ns = after.waited_ns - before.waited_ns};
   last_hidden_ = pass.TakeLastHidden();
   return status;
 }

@@ -34,10 +34,12 @@ struct SlpHooks {
 struct SlpPassStats {
   int64_t rows = 0;
   uint64_t bytes_loaded = 0;
-  int64_t experts_loaded = 0;   // those that nobody chose among them, whose load had begun when the gate spoke
-  int64_t experts_skipped = 0;  // never loaded
-  int64_t waited_ns = 0;        // for weights that were still on their way
+  int64_t experts_loaded = 0;    // those that nobody chose among them, whose load had begun when the gate spoke
+  int64_t experts_skipped = 0;   // never loaded
+  int64_t waited_ns = 0;         // for weights that were still on their way: the link is the limit
+  int64_t loader_waited_ns = 0;  // for a slot, all of them being read or waiting to be: arithmetic is the limit
   int64_t duration_ns = 0;
+  ExpertSource::Counts source;  // of the experts' source, during the pass
   // One of several ranks:
   std::vector<Traffic> traffic;       // what it sent
   uint64_t dedup_dispatch_bytes = 0;  // what it and those who answer it would send with DedupDispatchBytes' way, for comparison

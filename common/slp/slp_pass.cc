@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
+#include "common/trace/trace.h"
 
 namespace hearth {
 
@@ -30,6 +31,7 @@ SlpPass::SlpPass(const Context& context)
 }
 
 absl::Status SlpPass::Run(float* logits) {
+  const TraceSpan span(compute_->trace_track(), "pass", "rows prompts", stats_.rows, static_cast<int64_t>(c_.batch.sequences.size()));
   if (alone()) return RunActors(logits);
   absl::Status status = c_.group->Begin(board_.stop(), c_.hooks.wanted);
   // At the fullest rank, so that all say the same.
@@ -121,6 +123,7 @@ absl::Status SlpPass::Walk(float* logits) {
 }
 
 absl::Status SlpPass::Layer(int64_t layer) {
+  const TraceSpan span(compute_->trace_track(), "layer", "layer rows", layer, stats_.rows);
   const int64_t attention_item = c_.plan.attention(layer);
   const int64_t feed_forward_item = c_.plan.feed_forward(layer);
   LayerWeights weights = weights_.layers[static_cast<size_t>(layer)];  // whose matrices will be the slots'
@@ -172,6 +175,7 @@ absl::Status SlpPass::StillWanted(int64_t layer) {
 
 absl::Status SlpPass::LayerDone(int64_t layer) {
   RETURN_IF_ERROR(compute_->Synchronize());
+  const TraceSpan span(compute_->trace_track(), "publish", "layer", layer);
   if (c_.hooks.on_layer_done && !c_.hooks.on_layer_done(layer)) return absl::CancelledError(absl::StrCat("the pass was ended after layer ", layer));
   return absl::OkStatus();
 }
@@ -282,7 +286,11 @@ std::vector<uint64_t> SlpPass::RankBytes(int64_t row_bytes) const {
 absl::StatusOr<int64_t> SlpPass::Await(int64_t item) {
   const int64_t begin_ns = c_.device.Now();
   const std::optional<int64_t> slot = board_.AwaitLoaded(item);
-  stats_.waited_ns += c_.device.Now() - begin_ns;
+  const int64_t end_ns = c_.device.Now();
+  stats_.waited_ns += end_ns - begin_ns;
+  if (end_ns - begin_ns >= kWaitShownNs) {
+    TraceSpanAt(compute_->trace_track(), "wait for copy", begin_ns, end_ns, "layer expert", c_.plan.item(item).layer, c_.plan.item(item).expert);
+  }
   if (!slot.has_value()) return board_.status();
   RingOf(item).slot(*slot).loaded->Wait(*compute_);
   return *slot;

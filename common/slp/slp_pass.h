@@ -26,6 +26,9 @@
 
 namespace hearth {
 
+// Shorter waits are not shown in a trace: looking whether something is there takes as long.
+inline constexpr int64_t kWaitShownNs = 2'000;
+
 class SlpPass {
  public:
   struct Context {  // all of it outlives the pass

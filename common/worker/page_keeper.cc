@@ -5,6 +5,7 @@
 
 #include "common/base/logging.h"
 #include "common/shm/kv_pool.h"
+#include "common/trace/trace.h"
 
 namespace hearth {
 namespace {
@@ -14,10 +15,13 @@ constexpr int64_t kRetryNs = 50'000'000;
 // At the end the queue is worked off, but a store that is away must not hold up the exit.
 constexpr int64_t kDrainNs = 2'000'000'000;
 
+// As traces call them: what of the store's is asked for.
+constexpr const char* kTaskNames[] = {"take or match", "alloc", "seal", "free", "offer"};
+
 }  // namespace
 
 PageKeeper::PageKeeper(Device& device, PageStore& store, std::function<void(KeeperEvent)> deliver)
-    : device_(device), store_(store), deliver_(std::move(deliver)), signal_(device.MakeSignal()) {
+    : device_(device), store_(store), deliver_(std::move(deliver)), track_(TraceTrackNamed("pages")), signal_(device.MakeSignal()) {
   actor_ = device_.Spawn("page-keeper", [this] { Run(); });
 }
 
@@ -85,6 +89,7 @@ absl::Status PageKeeper::PerformPrepare(Task& task) {
 
 absl::Status PageKeeper::Perform(Task& task) {
   const bool gone = task.stream != nullptr && task.stream->gone();
+  const TraceSpan span(track_, kTaskNames[static_cast<size_t>(task.kind)], "stream", TraceId(task.request));
   switch (task.kind) {
     case Task::Kind::kPrepare: return gone ? absl::OkStatus() : PerformPrepare(task);
     case Task::Kind::kGrow: {

@@ -13,6 +13,7 @@
 
 #include "common/device/device.h"
 #include "common/rpc/page_store.h"
+#include "common/trace/trace.h"
 #include "common/worker/stream.h"
 
 namespace hearth {
@@ -67,6 +68,7 @@ class PageKeeper {
   Device& device_;
   PageStore& store_;
   std::function<void(KeeperEvent)> deliver_;
+  const TraceTrack track_;
   StopToken stop_;
   std::unique_ptr<HostSignal> signal_;
   std::mutex mutex_;

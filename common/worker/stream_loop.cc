@@ -5,6 +5,7 @@
 #include "common/base/check.h"
 #include "common/base/logging.h"
 #include "common/roofline/pass_cost.h"
+#include "common/trace/trace.h"
 #include "common/worker/stream_pages.h"
 
 namespace hearth {
@@ -269,6 +270,7 @@ void StreamLoop::PrefillChunk(LiveStream& stream, int64_t max_tokens) {
   const int64_t end = std::min({start + max_tokens, stream.request.prefill_until(), static_cast<int64_t>(stream.pages.size()) * kPageTokens});
   const int64_t from = PassFrom(stream);
   if (end <= from) return;
+  const TraceSpan span(stream_->trace_track(), "prefill", "stream from until", TraceId(stream.request.id), from, end);
   ForwardBatch batch;
   batch.form = Form::kPrefill;
   batch.token_ids.assign(stream.request.tokens.begin() + from, stream.request.tokens.begin() + end);
@@ -277,6 +279,7 @@ void StreamLoop::PrefillChunk(LiveStream& stream, int64_t max_tokens) {
   ForwardHooks hooks;
   hooks.on_layer_done = [&](int64_t layer) {
     StillAlive();
+    const TraceSpan publishing(stream_->trace_track(), "publish", "layer", layer);
     PublishProgress(kv_, stream, end, layer + 1);
     return !stream.cancelled.load(std::memory_order_acquire);
   };

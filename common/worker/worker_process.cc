@@ -18,6 +18,7 @@
 #include "common/numa/topology.h"
 #include "common/rpc/rpc.h"
 #include "common/rpc/store_client.h"
+#include "common/rpc/trace_service.h"
 #include "common/shm/kv_pool.h"
 #include "common/shm/weight_image.h"
 #include "common/worker/continue_service.h"
@@ -148,7 +149,8 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
 
   ContinueService service({kind.kind, started_ns, kind.options(*config).max_streams});
   service.SetWaiting("waiting for the weight store at " + config->StoreSocket());
-  absl::StatusOr<std::unique_ptr<grpc::Server>> server = ServeUnix(config->WorkerSocket(kind.kind, index), 0660, {&service});
+  TraceService trace(name);
+  absl::StatusOr<std::unique_ptr<grpc::Server>> server = ServeUnix(config->WorkerSocket(kind.kind, index), 0660, {&service, &trace});
   if (!server.ok()) {
     const bool config_wrong = absl::IsNotFound(server.status()) || absl::IsPermissionDenied(server.status());
     return fail(server.status(), config_wrong ? kExitConfig : kExitFailure);
@@ -221,6 +223,7 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   service.SetDraining();
   // The Offers reach the store before the lease ends; then the last events (`preempted`) get out, and no thread of gRPC is left that could hold the loop.
   engine->loop->Close();
+  trace.Stop();
   (*server)->Shutdown(std::chrono::system_clock::now() + std::chrono::seconds(2));
   server->reset();
   control->SetLoop(nullptr);

@@ -25,6 +25,7 @@ void AddSynth(CLI::App& app, int& exit_code);
 void AddConfig(CLI::App& app, int& exit_code);
 void AddPlan(CLI::App& app, int& exit_code);
 void AddProbe(CLI::App& app, int& exit_code);
+void AddTrace(CLI::App& app, int& exit_code);
 
 // --config, with HEARTH_CONFIG and /etc/hearth/node.toml behind it.
 std::shared_ptr<std::string> AddConfigOption(CLI::App& command);

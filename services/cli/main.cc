@@ -36,6 +36,7 @@ int main(int argc, char** argv) {
   hearth::AddUp(app, exit_code);
   hearth::AddWait(app, exit_code);
   hearth::AddStatus(app, exit_code);
+  hearth::AddTrace(app, exit_code);
   hearth::AddRun(app, exit_code);
   hearth::AddChat(app, exit_code);
   hearth::AddLoad(app, exit_code);

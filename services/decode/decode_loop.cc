@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "common/base/logging.h"
+#include "common/trace/trace.h"
 #include "common/worker/stream_pages.h"
 
 namespace hearth {
@@ -101,6 +102,7 @@ absl::Status DecodeLoop::MakeDrafts(std::vector<Share>& shares, int64_t depth) {
       drafted.push_back(&share);
     }
     if (drafted.empty()) break;
+    const TraceSpan span(stream_->trace_track(), "draft", "round streams", round, static_cast<int64_t>(drafted.size()));
     RETURN_IF_ERROR(runner_->Draft(*stream_, kv_, batch, logits_.data()));
     StillAlive();
     for (size_t row = 0; row < drafted.size(); ++row) {
@@ -150,6 +152,7 @@ bool DecodeLoop::DecodeStep() {
   const int64_t streams = static_cast<int64_t>(shares.size());
   LoopStats::Step step;
   step.depth = depth_.Choose(streams);
+  const TraceSpan span(stream_->trace_track(), "step", "streams drafts", streams, step.depth);
   const int64_t start_ns = device_.Now();
   absl::Status prepared = MakeRunner();
   if (prepared.ok()) prepared = MakeDrafts(shares, step.depth);
@@ -212,6 +215,7 @@ void DecodeLoop::Advance(const Share& share, const float* logits, LoopStats::Ste
 
 bool DecodeLoop::SampleAndSend(const std::shared_ptr<LiveStream>& stream, const float* logits) {
   StreamRequest& request = stream->request;
+  const TraceSpan span(stream_->trace_track(), "sample", "stream", TraceId(request.id));
   absl::StatusOr<TokenEvent> drawn = sampler_.Draw(request, logits, model_.config().vocab_size);
   if (!drawn.ok()) {
     stream->sink->OnError(drawn.status());

@@ -17,6 +17,7 @@
 #include "services/router/api_error.h"
 #include "services/router/grpc_service.h"
 #include "services/router/http/listen_address.h"
+#include "services/router/node_trace.h"
 #include "services/router/openai/http_api.h"
 #include "services/router/planned_costs.h"
 #include "services/router/status_service.h"
@@ -184,7 +185,12 @@ absl::Status Router::StartGrpc() {
 
 absl::Status Router::StartAdmin() {
   status_service_ = std::make_unique<StatusService>(loop_.get(), [this](v1::RouterStatus* status) { FillStatus(status); });
-  ASSIGN_OR_RETURN(admin_, ServeUnix(config_.RouterAdminSocket(), 0660, {status_service_.get()}));
+  std::vector<NodeTrace::Peer> traced;
+  for (int64_t i = 0; i < config_.prefill_instances; ++i) traced.push_back({absl::StrCat("prefill.", i), config_.WorkerSocket("prefill", i)});
+  for (int64_t i = 0; i < config_.decode_instances; ++i) traced.push_back({absl::StrCat("decode.", i), config_.WorkerSocket("decode", i)});
+  traced.push_back({"weightstore", config_.StoreSocket()});
+  node_trace_ = std::make_unique<NodeTrace>(loop_.get(), scheduler_.get(), std::move(traced));
+  ASSIGN_OR_RETURN(admin_, ServeUnix(config_.RouterAdminSocket(), 0660, {status_service_.get(), node_trace_.get()}));
   return absl::OkStatus();
 }
 
@@ -201,6 +207,7 @@ Router::~Router() {
       readiness_timer_.reset();
     });
   }
+  if (node_trace_) node_trace_->Stop();
   if (grpc_) grpc_->Shutdown(now + std::chrono::milliseconds(500));
   if (admin_) admin_->Shutdown(now + std::chrono::milliseconds(500));
   if (!thread_.joinable()) return;

@@ -32,6 +32,7 @@ class Health;
 class HttpApi;
 class HttpServer;
 class InferenceService;
+class NodeTrace;
 class PrefixPeek;
 class ServedModel;
 class StatusService;
@@ -84,6 +85,7 @@ class Router {
   std::unique_ptr<HttpServer> http_;
   std::unique_ptr<InferenceService> inference_;
   std::unique_ptr<StatusService> status_service_;
+  std::unique_ptr<NodeTrace> node_trace_;
   std::unique_ptr<grpc::Server> grpc_;
   std::unique_ptr<grpc::Server> admin_;
   std::vector<std::string> grpc_addresses_;

@@ -624,6 +624,29 @@ void Scheduler::Move(const TrackPtr& track, StreamState to) {
     ends_ns_.push_back(now_ns);
     if (ends_ns_.size() > kEndsKept) ends_ns_.pop_front();
   }
+  if (!IsEnd(to)) return;
+  for (const auto& watch : end_watches_) {
+    if (const auto on_end = watch.lock()) (*on_end)(stream);
+  }
+}
+
+absl::Status Scheduler::IsRunning(const std::string& id) const {
+  if (by_id_.contains(id)) return absl::OkStatus();
+  if (ended_set_.contains(id)) return absl::NotFoundError(absl::StrCat("the request '", id, "' has ended"));
+  return absl::NotFoundError(absl::StrCat("no request with the id '", id, "' is running: the answer's `id` names it"));
+}
+
+std::shared_ptr<void> Scheduler::WatchEnds(std::function<void(const Stream&)> on_end) {
+  std::erase_if(end_watches_, [](const auto& watch) { return watch.expired(); });
+  auto watch = std::make_shared<std::function<void(const Stream&)>>(std::move(on_end));
+  end_watches_.push_back(watch);
+  return watch;
+}
+
+void Scheduler::ForEachStream(const std::function<void(const Stream&)>& look) const {
+  for (const auto& [request, active] : active_) {
+    for (const auto& stream : request->streams) look(*stream);
+  }
 }
 
 void Scheduler::OnModelReplaced() {

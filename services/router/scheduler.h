@@ -86,6 +86,12 @@ class Scheduler {
 
   PathCosts& costs() { return costs_; }
   void FillPaths(v1::RouterStatus* status) const;
+  // For traces. OK while a request of this id runs; NotFound, and why, else.
+  absl::Status IsRunning(const std::string& id) const;
+  // `on_end` is called for each stream that ends, after its last transition, until the handle goes.
+  [[nodiscard]] std::shared_ptr<void> WatchEnds(std::function<void(const Stream&)> on_end);
+  // All streams of requests that have not ended.
+  void ForEachStream(const std::function<void(const Stream&)>& look) const;
 
   bool draining() const { return draining_; }
   // OK, or Unavailable with the reason: whether a decode worker is ready now.
@@ -164,6 +170,7 @@ class Scheduler {
 
   absl::flat_hash_map<const Request*, std::unique_ptr<Active>> active_;
   absl::flat_hash_map<std::string, const Request*> by_id_;
+  std::vector<std::weak_ptr<const std::function<void(const Stream&)>>> end_watches_;
   std::deque<std::string> ended_ids_;  // the last ones, for CancelById
   absl::flat_hash_map<std::string, int> ended_set_;
   FairQueue<TrackPtr> decode_queue_;

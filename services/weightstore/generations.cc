@@ -15,6 +15,7 @@
 #include "common/formats/model_config.h"
 #include "common/numa/topology.h"
 #include "common/shm/generations.h"
+#include "common/trace/trace.h"
 
 namespace hearth {
 namespace {
@@ -327,6 +328,7 @@ absl::StatusOr<Hash128> Generations::Build(const LoadRequestOptions& options,
 }
 
 absl::StatusOr<GenerationPtr> Generations::Load(const LoadRequestOptions& options) {
+  const TraceSpan span(TraceTrackNamed("weights"), "load model");
   {
     std::lock_guard lock(mutex_);
     if (loading_.active) return absl::FailedPreconditionError(absl::StrCat("a load of ", loading_.model_dir, " is under way: wait for it"));

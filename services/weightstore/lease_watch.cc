@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "common/base/logging.h"
+#include "common/trace/trace.h"
 
 namespace hearth {
 
@@ -132,6 +133,7 @@ void LeaseWatch::KillIfDue(uint64_t lease, Watched& w, Clock::time_point now) {
 }
 
 void LeaseWatch::Run() {
+  const TraceTrack track = TraceTrackNamed("leases");
   Clock::time_point next_tick = Clock::now() + kTick;
   while (true) {
     std::vector<pollfd> fds = {{wake_fd_, POLLIN, 0}};
@@ -169,7 +171,10 @@ void LeaseWatch::Run() {
       }
       for (const uint64_t lease : exited) watched_.erase(lease);
     }
-    for (const uint64_t lease : exited) callbacks_.on_exit(lease);
+    for (const uint64_t lease : exited) {
+      const TraceSpan span(track, "reclaim", "lease", static_cast<int64_t>(lease));
+      callbacks_.on_exit(lease);
+    }
     if (now >= next_tick) {
       next_tick = now + kTick;
       callbacks_.on_tick();

@@ -1,5 +1,5 @@
 // Watches the processes behind leases: their pidfds, their beats, who is suspect, and who has to be killed because he is in the way.
-// Room: services/weightstore. May touch: common/base. Not: gRPC, the table. Threads: any; one thread of its own, on which the callbacks come.
+// Room: services/weightstore. May touch: common/{trace,base}. Not: gRPC, the table. Threads: any; one thread of its own, on which the callbacks come.
 //
 //   bound (stream open, beats come) --no beat for kBeatLost, or the stream broke--> suspect --stream anew, or a beat--> bound
 //   any --pidfd readable--> exited

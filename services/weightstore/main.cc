@@ -10,6 +10,7 @@
 #include "common/base/process.h"
 #include "common/base/time.h"
 #include "common/rpc/rpc.h"
+#include "common/rpc/trace_service.h"
 #include "services/weightstore/peer_listener.h"
 #include "services/weightstore/progress_view.h"
 #include "services/weightstore/service.h"
@@ -85,6 +86,8 @@ int Run(const NodeConfig& config) {
   grpc::ServerBuilder builder;
   SetServerDefaults(builder);
   builder.RegisterService(&service);
+  TraceService trace("weightstore");
+  builder.RegisterService(&trace);
   const std::unique_ptr<grpc::Server> server = builder.BuildAndStart();
   if (server == nullptr) return Fail(absl::InternalError("gRPC does not start"), kExitFailure);
   absl::StatusOr<std::unique_ptr<PeerListener>> listener = PeerListener::Start(config.StoreSocket(), 0660, server.get());
@@ -125,6 +128,7 @@ int Run(const NodeConfig& config) {
   NotifyStopping();
   (*listener)->StopAccepting();
   service.Stop();
+  trace.Stop();
   server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(300));  // calls ask the listener who they are until here
   if (exit_code == kExitOk) spdlog::info("stopped; what is READY stays in {}", config.shm_dir);
   return exit_code;

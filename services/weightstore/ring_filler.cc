@@ -6,6 +6,7 @@
 #include "common/base/logging.h"
 #include "common/base/time.h"
 #include "common/numa/placement.h"
+#include "common/trace/trace.h"
 
 namespace hearth {
 namespace {
@@ -15,7 +16,10 @@ constexpr int64_t kLookNs = 200'000'000;  // how long a thread that nobody woke 
 }  // namespace
 
 RingFiller::RingFiller(std::string name, std::unique_ptr<ExpertRing> ring, std::shared_ptr<const WeightImage> image, const ShardHome& home)
-    : name_(std::move(name)), image_(std::move(image)), filler_(std::move(ring)) {
+    : name_(std::move(name)),
+      image_(std::move(image)),
+      filler_(std::move(ring)),
+      track_(TraceTrackNamed(absl::StrCat("ring ", filler_.ring().geometry().shard, " of ", name_))) {
   thread_ = std::thread([this, home] { Run(home); });
 }
 
@@ -63,7 +67,9 @@ FillOutcome RingFiller::Fill(const ExpertRingFiller::Request& request) {
     return FillOutcome::kRefused;
   }
   if (expert->count > 0) memcpy(request.record, expert->record, expert->record_bytes);
-  busy_ns_ += MonotonicNowNs() - begin_ns;
+  const int64_t end_ns = MonotonicNowNs();
+  TraceSpanAt(track_, "fill", begin_ns, end_ns, "layer expert bytes", request.layer, request.expert, static_cast<int64_t>(expert->record_bytes));
+  busy_ns_ += end_ns - begin_ns;
   record_bytes_ += expert->record_bytes;
   ++records_;
   return FillOutcome::kRecord;

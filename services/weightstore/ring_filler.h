@@ -1,5 +1,5 @@
 // One thread that fills one expert ring from the image's segment of its own NUMA node.
-// Room: services/weightstore. May touch: common/{shm,numa,base}. Threads: any; its own one fills.
+// Room: services/weightstore. May touch: common/{shm,numa,trace,base}. Threads: any; its own one fills.
 #pragma once
 
 #include <atomic>
@@ -11,6 +11,7 @@
 #include "common/numa/topology.h"
 #include "common/shm/expert_ring.h"
 #include "common/shm/weight_image.h"
+#include "common/trace/trace.h"
 
 namespace hearth {
 
@@ -39,6 +40,7 @@ class RingFiller {
   const std::string name_;
   const std::shared_ptr<const WeightImage> image_;
   ExpertRingFiller filler_;
+  const TraceTrack track_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> broken_{false};
   std::atomic<uint64_t> records_{0}, record_bytes_{0};

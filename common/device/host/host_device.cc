@@ -16,8 +16,8 @@
 #include "absl/strings/str_join.h"
 #include "common/base/ceil_div.h"
 #include "common/base/time.h"
-#include "common/device/host/host_ops.h"
 #include "common/device/host/host_stream.h"
+#include "common/device/host/traced_ops.h"
 
 namespace hearth {
 namespace {
@@ -107,9 +107,9 @@ class HostDeviceImpl : public HostDevice {
   ThreadPool& pool() override { return pool_; }
   const KernelTable& kernels() const override { return kernels_; }
   int64_t parallel_work_min() const override { return options_.parallel_work_min; }
-  bool fetch_ahead() const override { return ops_.fetch_ahead(); }
-  void SetFetchAhead(bool on) override { ops_.SetFetchAhead(on); }
-  void SetExpertEngine(std::unique_ptr<ExpertEngine> engine) override { ops_.SetExpertEngine(std::move(engine)); }
+  bool fetch_ahead() const override { return ops_.host().fetch_ahead(); }
+  void SetFetchAhead(bool on) override { ops_.host().SetFetchAhead(on); }
+  void SetExpertEngine(std::unique_ptr<ExpertEngine> engine) override { ops_.host().SetExpertEngine(std::move(engine)); }
 
   absl::StatusOr<Buffer> Allocate(size_t bytes) override {
     const size_t rounded = (bytes + 63) / 64 * 64;
@@ -170,7 +170,7 @@ class HostDeviceImpl : public HostDevice {
   const HostDeviceOptions options_;
   const KernelTable& kernels_;
   ThreadPool pool_;
-  HostOps ops_;
+  TracedHostOps ops_;
   std::shared_ptr<Budget> budget_;
   DeviceCaps caps_;
 };

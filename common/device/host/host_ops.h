@@ -15,7 +15,7 @@
 
 namespace hearth {
 
-class HostOps : public Ops {
+class HostOps final : public Ops {
  public:
   HostOps(ThreadPool& pool, const KernelTable& kernels, int64_t parallel_work_min, int64_t link_bytes_per_s);
 

@@ -1,5 +1,5 @@
 // Ordered work on the host: an op has run when the enqueueing call returns, so a stream holds no queue, only its first error and scratch memory.
-// Room: common/device/host. May touch: common/base. Threads: one at a time, as device.h says of streams.
+// Room: common/device/host. May touch: common/{trace,base}. Threads: one at a time, as device.h says of streams.
 #pragma once
 
 #include <string>
@@ -12,10 +12,11 @@ namespace hearth {
 
 class HostStream : public Stream {
  public:
-  explicit HostStream(std::string name) : name_(std::move(name)) {}
+  explicit HostStream(std::string name) : name_(std::move(name)), track_(TraceTrackNamed(name_)) {}
   std::string_view name() const override { return name_; }
   absl::Status Synchronize() override { return status_; }
   absl::Status status() const override { return status_; }
+  TraceTrack trace_track() const override { return track_; }
 
   // The first error kills the stream: later ops do nothing.
   bool alive() const { return status_.ok(); }
@@ -26,7 +27,8 @@ class HostStream : public Stream {
   Scratch scratch;
 
  private:
-  std::string name_;
+  const std::string name_;
+  const TraceTrack track_;
   absl::Status status_;
 };
 

@@ -1,0 +1,76 @@
+#include "common/rpc/trace_service.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <bit>
+#include <chrono>
+#include <thread>
+
+namespace hearth {
+namespace {
+
+constexpr size_t kSpansAtOnce = 8192;  // 512 KB a message
+constexpr size_t kWords = sizeof(TraceRecord) / sizeof(uint64_t);
+
+}  // namespace
+
+TraceEncoder::TraceEncoder(std::string process, TraceLevel level) : process_(std::move(process)), reader_(level) {}
+
+void TraceEncoder::AddName(const char* text, v1::TraceChunk& chunk) {
+  if (text == nullptr || !named_.insert(text).second) return;
+  v1::TraceChunk::Name& name = *chunk.add_names();
+  name.set_id(reinterpret_cast<uintptr_t>(text));
+  name.set_text(text);
+}
+
+bool TraceEncoder::Send(const std::function<bool(const v1::TraceChunk&)>& send) {
+  TraceReader::Batch batch = reader_.Take();
+  for (size_t begin = 0; begin < batch.records.size() || batch.lost > 0; begin += kSpansAtOnce) {
+    v1::TraceChunk chunk;
+    chunk.set_process(process_);
+    chunk.set_pid(getpid());
+    chunk.set_lost(std::exchange(batch.lost, 0));
+    for (const std::string& track : TraceReader::TracksFrom(tracks_)) {
+      v1::TraceChunk::Name& name = *chunk.add_tracks();
+      name.set_id(tracks_++);
+      name.set_text(track);
+    }
+    const size_t end = std::min(begin + kSpansAtOnce, batch.records.size());
+    chunk.mutable_spans()->Reserve(static_cast<int>((end - begin) * kWords));
+    for (size_t i = begin; i < end; ++i) {
+      const TraceRecord& record = batch.records[i];
+      AddName(record.name, chunk);
+      AddName(record.keys, chunk);
+      const auto words = std::bit_cast<std::array<uint64_t, kWords>>(record);
+      chunk.mutable_spans()->Add(words.begin(), words.end());
+    }
+    if (!send(chunk)) return false;
+  }
+  return true;
+}
+
+grpc::Status TraceService::Record(grpc::ServerContext* context, grpc::ServerReaderWriter<v1::TraceChunk, v1::TraceRequest>* stream) {
+  v1::TraceRequest request;
+  if (!stream->Read(&request)) return {grpc::StatusCode::INVALID_ARGUMENT, "the caller says nothing: the first message is what to record"};
+  TraceEncoder encoder(process_, request.ops() ? TraceLevel::kOps : TraceLevel::kPhases);
+  std::atomic<bool> enough{false};
+  std::thread listener([&] {
+    for (v1::TraceRequest more; stream->Read(&more);) {
+    }
+    enough.store(true);  // or the caller is gone
+  });
+  const auto send = [&](const v1::TraceChunk& chunk) { return stream->Write(chunk); };
+  bool sound = true;
+  while (sound && !enough.load() && !stopping_.load()) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(kTracePeriodMs));
+    sound = encoder.Send(send);
+  }
+  if (!enough.load()) context->TryCancel();  // the listener waits for the caller
+  listener.join();
+  if (stopping_.load()) return {grpc::StatusCode::UNAVAILABLE, "this process is stopping"};
+  if (sound) encoder.Send(send);
+  return grpc::Status::OK;
+}
+
+}  // namespace hearth
