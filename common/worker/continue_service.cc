@@ -264,6 +264,21 @@ grpc::ServerUnaryReactor* ContinueService::Status(grpc::CallbackServerContext* c
       out.set_prompts(static_cast<int32_t>(pass.prompts));
       out.set_ranks(static_cast<int32_t>(pass.ranks));
     }
+    if (const StreamedTotals& s = stats.streamed; s.passes > 0) {
+      v1::WorkerStatus::Streamed& out = *response->mutable_streamed();
+      out.set_passes(s.passes);
+      out.set_tokens(s.tokens);
+      out.set_seconds(static_cast<double>(s.duration_ns) * 1e-9);
+      out.set_bytes_copied(s.bytes_copied);
+      out.set_experts_copied(s.experts_copied);
+      out.set_experts_skipped(s.experts_skipped);
+      out.set_waited_for_copies_seconds(static_cast<double>(s.waited_for_copies_ns) * 1e-9);
+      out.set_waited_for_slots_seconds(static_cast<double>(s.waited_for_slots_ns) * 1e-9);
+      out.set_waited_for_rings_seconds(static_cast<double>(s.waited_for_rings_ns) * 1e-9);
+      out.set_records_from_rings(s.records_from_rings);
+      out.set_records_from_image(s.records_from_image);
+      out.set_last_tokens_per_second(s.last_tokens_per_second);
+    }
     response->set_step_order_pinned(ready->loop->step_order().has_value());
     for (const std::string& note : ready->notes) response->add_notes(note);
   }

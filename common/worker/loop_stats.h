@@ -25,6 +25,19 @@ struct GroupStats {
   std::vector<Traffic> sent;
 };
 
+// Passes that stream weights past the device (common/slp), since the worker began.
+struct StreamedTotals {
+  uint64_t passes = 0, tokens = 0;
+  int64_t duration_ns = 0;
+  uint64_t bytes_copied = 0;
+  uint64_t experts_copied = 0, experts_skipped = 0;
+  int64_t waited_for_copies_ns = 0;                         // the passes: the link is the limit
+  int64_t waited_for_slots_ns = 0;                          // the loader: arithmetic is the limit
+  int64_t waited_for_rings_ns = 0;                          // the loader: the store's fillers are the limit
+  uint64_t records_from_rings = 0, records_from_image = 0;  // where rings are used
+  double last_tokens_per_second = 0;                        // of the last pass
+};
+
 class LoopStats {
  public:
   struct Pass {
@@ -50,6 +63,7 @@ class LoopStats {
     int64_t tokens_at_once = 0, tokens_between_steps = 0;
     std::vector<Pass> passes;         // the last ones, oldest first
     std::optional<GroupStats> group;  // none: there is to be none
+    StreamedTotals streamed;
   };
 
   // A pass over prompt tokens that has ended well.
@@ -66,6 +80,24 @@ class LoopStats {
     view_.prompt_path = std::move(path);
     view_.tokens_at_once = tokens_at_once;
     view_.tokens_between_steps = tokens_between_steps;
+  }
+
+  // `pass`: what it alone did, as a total of one.
+  void AddStreamedPass(const StreamedTotals& pass) {
+    std::lock_guard lock(mutex_);
+    StreamedTotals& all = view_.streamed;
+    all.passes += pass.passes;
+    all.tokens += pass.tokens;
+    all.duration_ns += pass.duration_ns;
+    all.bytes_copied += pass.bytes_copied;
+    all.experts_copied += pass.experts_copied;
+    all.experts_skipped += pass.experts_skipped;
+    all.waited_for_copies_ns += pass.waited_for_copies_ns;
+    all.waited_for_slots_ns += pass.waited_for_slots_ns;
+    all.waited_for_rings_ns += pass.waited_for_rings_ns;
+    all.records_from_rings += pass.records_from_rings;
+    all.records_from_image += pass.records_from_image;
+    all.last_tokens_per_second = pass.last_tokens_per_second;
   }
 
   void SetSpeculation(std::string setting) {

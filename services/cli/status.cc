@@ -198,6 +198,21 @@ void PrintGroups(const Node& node, std::ostream& out) {
   }
 }
 
+// Three lines a worker that streams weights: what its passes did, what they waited for, and, with rings, what those brought.
+void PrintStreamed(const Node& node, std::ostream& out) {
+  for (const auto& [name, w] : node.workers) {
+    if (!w.ok() || !w->has_streamed()) continue;
+    const v1::WorkerStatus::Streamed& s = w->streamed();
+    out << absl::StrFormat("%s streamed: %d passes, %d tokens, %.0f tokens/s in the last; %s copied, %d experts (%d skipped)\n", name, s.passes(),
+                           s.tokens(), s.last_tokens_per_second(), Bytes(s.bytes_copied()), s.experts_copied(), s.experts_skipped());
+    out << absl::StrFormat("%s waited: of %s passes %s for copies (the link is the limit), the loader %s for slots (arithmetic is)\n", name,
+                           Seconds(s.seconds()), Seconds(s.waited_for_copies_seconds()), Seconds(s.waited_for_slots_seconds()));
+    if (s.records_from_rings() + s.records_from_image() == 0) continue;
+    out << absl::StrFormat("%s rings: %d records, %d more from the image instead, %s waited for the store to fill\n", name, s.records_from_rings(),
+                           s.records_from_image(), Seconds(s.waited_for_rings_seconds()));
+  }
+}
+
 // What workers found out about this machine and their own work.
 void PrintMeasured(const Node& node, std::ostream& out) {
   std::ostringstream lines;
@@ -205,6 +220,7 @@ void PrintMeasured(const Node& node, std::ostream& out) {
   PrintStepOrders(node, lines);
   PrintSpeculation(node, lines);
   PrintGroups(node, lines);
+  PrintStreamed(node, lines);
   if (!lines.str().empty()) out << "\nMeasured by the workers\n" << lines.str();
 }
 

@@ -9,6 +9,25 @@
 
 namespace hearth {
 
+namespace {
+
+StreamedTotals TotalsOf(const SlpPassStats& pass) {
+  return {.passes = 1,
+          .tokens = static_cast<uint64_t>(pass.rows),
+          .duration_ns = pass.duration_ns,
+          .bytes_copied = pass.bytes_loaded,
+          .experts_copied = static_cast<uint64_t>(pass.experts_loaded),
+          .experts_skipped = static_cast<uint64_t>(pass.experts_skipped),
+          .waited_for_copies_ns = pass.waited_ns,
+          .waited_for_slots_ns = pass.loader_waited_ns,
+          .waited_for_rings_ns = pass.source.waited_ns,
+          .records_from_rings = static_cast<uint64_t>(pass.source.from_rings),
+          .records_from_image = static_cast<uint64_t>(pass.source.from_image),
+          .last_tokens_per_second = static_cast<double>(pass.rows) / (static_cast<double>(pass.duration_ns) * 1e-9)};
+}
+
+}  // namespace
+
 PrefillLoop::PrefillLoop(Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options,
                          std::unique_ptr<SlpEngine> slp, std::unique_ptr<PrefillGroup> group)
     : StreamLoop(device, model, kv, store, options), slp_(std::move(slp)), group_(std::move(group)) {
@@ -119,6 +138,7 @@ void PrefillLoop::StreamWeights(const std::vector<Part>& parts) {
                   .duration_ns = pass.duration_ns,
                   .prompts = static_cast<int64_t>(parts.size()),
                   .ranks = shared ? group_->size() : 1});
+  stats_.AddStreamedPass(TotalsOf(pass));
   spdlog::debug("pass of {} tokens of {} prompts: {} loaded, {} experts loaded, {} skipped, {}, {} of them waiting for weights", pass.rows,
                 parts.size(), HumanBytes(static_cast<double>(pass.bytes_loaded)), pass.experts_loaded, pass.experts_skipped,
                 HumanDuration(static_cast<double>(pass.duration_ns) / 1e9), HumanDuration(static_cast<double>(pass.waited_ns) / 1e9));
@@ -129,7 +149,11 @@ void PrefillLoop::Follow() {
     StillAlive();
     return !stopping();
   });
-  if (!status.ok()) spdlog::info("a shared pass has ended: {}", std::string(status.message()));
+  if (!status.ok()) {
+    spdlog::info("a shared pass has ended: {}", std::string(status.message()));
+    return;
+  }
+  stats_.AddStreamedPass(TotalsOf(slp_->last_pass()));
 }
 
 void PrefillLoop::TellGroup() {

@@ -111,6 +111,18 @@ struct Metrics::Families {
                                                               .Name("hearth_ttft_real_over_predicted")
                                                               .Help("Time to first token over what was predicted when the path was chosen, by path")
                                                               .Register(registry);
+  prometheus::Family<prometheus::Counter>& streamed = prometheus::BuildCounter()
+                                                          .Name("hearth_streamed_total")
+                                                          .Help(
+                                                              "Passes that stream weights past the device, by worker: passes, tokens, bytes_copied, "
+                                                              "experts_copied, experts_skipped, records_from_rings, records_from_image")
+                                                          .Register(registry);
+  prometheus::Family<prometheus::Counter>& streamed_seconds =
+      prometheus::BuildCounter()
+          .Name("hearth_streamed_seconds_total")
+          .Help(
+              "Of these passes, by worker: all; waited_for_copies: the link is the limit; waited_for_slots: arithmetic; waited_for_rings: the store")
+          .Register(registry);
   prometheus::Histogram& queue = Seconds("hearth_queue_seconds", "Arrival to the first worker", TtftSeconds());
   prometheus::Histogram& ttft = Seconds("hearth_ttft_seconds", "Arrival to the first token", TtftSeconds());
   prometheus::Histogram& tpot = Seconds("hearth_tpot_seconds", "Time per output token after the first, one value a stream", TpotSeconds());
@@ -232,6 +244,7 @@ void Metrics::OnWorkerStatus(const std::string& worker, const v1::WorkerStatus& 
       families_->group_sent.Add({{"worker", worker}, {"collective", sent.name()}}).Set(static_cast<double>(sent.bytes()));
     }
   }
+  if (status.has_streamed()) OnStreamed(worker, status.streamed());
   for (const v1::WorkerStatus::StepOrder& order : status.step_orders()) {
     const std::pair<const char*, double> measured[] = {{"joint", order.joint_ms()}, {"plain", order.plain_ms()}, {"alternate", order.alternate_ms()}};
     for (const auto& [name, ms] : measured) {
@@ -240,6 +253,29 @@ void Metrics::OnWorkerStatus(const std::string& worker, const v1::WorkerStatus& 
       families_->step_order_chosen.Add(labels).Set(!order.measuring() && order.chosen() == name ? 1 : 0);
     }
   }
+}
+
+void Metrics::OnStreamed(const std::string& worker, const v1::WorkerStatus::Streamed& streamed) {
+  v1::WorkerStatus::Streamed& before = streamed_[worker];
+  if (streamed.passes() < before.passes()) before.Clear();  // another process
+  const auto count = [&](const char* what, uint64_t now, uint64_t then) {
+    families_->streamed.Add({{"worker", worker}, {"what", what}}).Increment(static_cast<double>(now - then));
+  };
+  count("passes", streamed.passes(), before.passes());
+  count("tokens", streamed.tokens(), before.tokens());
+  count("bytes_copied", streamed.bytes_copied(), before.bytes_copied());
+  count("experts_copied", streamed.experts_copied(), before.experts_copied());
+  count("experts_skipped", streamed.experts_skipped(), before.experts_skipped());
+  count("records_from_rings", streamed.records_from_rings(), before.records_from_rings());
+  count("records_from_image", streamed.records_from_image(), before.records_from_image());
+  const auto seconds = [&](const char* what, double now, double then) {
+    families_->streamed_seconds.Add({{"worker", worker}, {"what", what}}).Increment(now - then);
+  };
+  seconds("all", streamed.seconds(), before.seconds());
+  seconds("waited_for_copies", streamed.waited_for_copies_seconds(), before.waited_for_copies_seconds());
+  seconds("waited_for_slots", streamed.waited_for_slots_seconds(), before.waited_for_slots_seconds());
+  seconds("waited_for_rings", streamed.waited_for_rings_seconds(), before.waited_for_rings_seconds());
+  before = streamed;
 }
 
 void Metrics::OnSpeculation(const std::string& worker, uint64_t drafts, uint64_t accepted, int64_t depth) {

@@ -64,13 +64,16 @@ class Metrics {
 
  private:
   struct Families;
+  void OnStreamed(const std::string& worker, const v1::WorkerStatus::Streamed& streamed);
+
   std::unique_ptr<Families> families_;
   std::array<int, kNumStreamStates> streams_{};
   uint64_t requests_ = 0, failed_ = 0, cancelled_ = 0, prompt_tokens_ = 0, cached_tokens_ = 0, completion_tokens_ = 0, resumes_ = 0;
   struct DraftCounts {
     uint64_t drafts = 0, accepted = 0;
   };
-  std::map<std::string, DraftCounts> drafts_;  // as last told, by worker
+  std::map<std::string, DraftCounts> drafts_;                   // as last told, by worker
+  std::map<std::string, v1::WorkerStatus::Streamed> streamed_;  // the same
   RecentValues ttft_ms_, tpot_ms_;
   struct SecondCount {
     int64_t second = -1;
