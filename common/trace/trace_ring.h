@@ -26,7 +26,7 @@ struct TraceRecord {
 
 class TraceRing {
  public:
-  static constexpr uint64_t kCapacity = 1 << 16;  // 4 MB, touched as it fills: of the smallest model half a second, of a large one several
+  static constexpr uint64_t kCapacity = 1 << 16;  // 4 MB: more than the smallest model records between two looks at it, with all its ops
 
   explicit TraceRing(uint64_t capacity = kCapacity);  // a power of two
 

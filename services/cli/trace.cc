@@ -73,8 +73,11 @@ absl::StatusOr<TraceReport> Record(const NodeConfig& config, const TraceFlags& f
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   call->WritesDone();
   reader.join();
-  RETURN_IF_ERROR(FromGrpc(call->Finish()));
   RETURN_IF_ERROR(understood);
+  if (const absl::Status status = FromGrpc(call->Finish()); !status.ok()) {
+    if (report.empty()) return status;
+    report.AddNote(absl::StrCat("the router went away (", status.ToString(), "): the trace ends there"));
+  }
   return report;
 }
 

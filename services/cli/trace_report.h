@@ -25,7 +25,8 @@ class TraceReport {
   std::pair<int64_t, int64_t> RequestsWindow() const;
   // What is missing, a line each.
   std::vector<std::string> Notes() const;
-  size_t num_spans() const { return spans_.size(); }
+  void AddNote(std::string note) { notes_.push_back(std::move(note)); }
+  bool empty() const { return spans_.empty() && streams_.empty(); }
 
  private:
   struct Process {

@@ -85,13 +85,14 @@ class Follower {
   Follower(const NodeTrace::Peer& peer, v1::TraceRequest request, Gathered* gathered)
       : peer_(peer), request_(std::move(request)), gathered_(gathered), thread_([this] { Run(); }) {}
 
-  // Asks for what is left; the process has until `deadline`. Joins.
+  // Once. The process is asked for what is left, and not followed any more.
   void AskForTheRest() {
     std::lock_guard lock(mutex_);
     ending_ = true;
     changed_.notify_all();
-    if (call_ != nullptr) call_->WritesDone();
+    if (call_ != nullptr && asked_) call_->WritesDone();  // else whoever asks does it
   }
+  // Once, after it: returns when what is left has been handed over, or soon after the deadline.
   void End(std::chrono::steady_clock::time_point deadline) {
     {
       std::unique_lock lock(mutex_);
@@ -113,9 +114,9 @@ class Follower {
       if (overdue_) {
         gathered_->Note(absl::StrCat(peer_.name, " does not answer: its last spans are missing"));
       } else if (!status.ok() && std::exchange(was_there_, false)) {
-        gathered_->Note(absl::StrCat(peer_.name, " went away (", status.message(), "): spans that it had not sent are missing"));
+        gathered_->Note(absl::StrCat(peer_.name, " went away (", status.ToString(), "): spans that it had not sent are missing"));
       } else if (!status.ok() && !std::exchange(said_away_, true)) {
-        gathered_->Note(absl::StrCat(peer_.name, " is not there (", status.message(), ")"));
+        gathered_->Note(absl::StrCat(peer_.name, " is not there (", status.ToString(), ")"));
       }
       changed_.wait_for(lock, kAskAgain, [this] { return ending_; });
     }
@@ -129,10 +130,15 @@ class Follower {
     const std::unique_ptr<grpc::ClientReaderWriter<v1::TraceRequest, v1::TraceChunk>> call = stub->Record(&context);
     {
       std::lock_guard lock(mutex_);
-      call->Write(request_);
-      if (ending_) call->WritesDone();
       context_ = &context;
       call_ = call.get();
+      asked_ = false;
+    }
+    call->Write(request_);  // waits for a process that has stopped
+    {
+      std::lock_guard lock(mutex_);
+      asked_ = true;
+      if (ending_) call->WritesDone();
     }
     for (v1::TraceChunk chunk; call->Read(&chunk);) {
       {
@@ -153,6 +159,7 @@ class Follower {
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
   bool ending_ = false, ended_ = false, overdue_ = false;
+  bool asked_ = false;  // of the open call: its one message is written
   bool was_there_ = false, said_away_ = false;
   grpc::ClientContext* context_ = nullptr;  // while a call is open
   grpc::ClientReaderWriter<v1::TraceRequest, v1::TraceChunk>* call_ = nullptr;

@@ -21,6 +21,7 @@
 #include "common/base/publish_point.h"
 #include "common/base/time.h"
 #include "common/device/host/host_stream.h"
+#include "common/trace/trace.h"
 
 namespace hearth {
 namespace {
@@ -195,6 +196,7 @@ class ShmCollectives : public Collectives {
   void Run(Stream& stream, const char* name, Transfers& transfers, uint64_t crossing) {
     HostStream& host = static_cast<HostStream&>(stream);
     if (!host.alive()) return;
+    const TraceSpan span(host.trace_track(), "exchange", "bytes", static_cast<int64_t>(crossing));
     Count(traffic_, name, crossing);
     if (const absl::Status status = Move(transfers, name); !status.ok()) host.Fail(status);
   }
