@@ -86,8 +86,8 @@ class Group {
       }
       if (sent + received > 0) {
         world_->engine.Enqueue(stream,
-                               {.name = absl::StrCat("exchange ", name),
-                                .detail = absl::StrCat("sent=", static_cast<uint64_t>(sent), " received=", static_cast<uint64_t>(received)),
+                               {.name = "exchange",
+                                .detail = absl::StrCat(name, " sent=", static_cast<uint64_t>(sent), " received=", static_cast<uint64_t>(received)),
                                 .phases = {ops_[rank]->Exchange(sent, received)}},
                                0);
       }
