@@ -43,14 +43,31 @@ Value MissingAttribute(const Value& object, std::string_view name) {
 
 }  // namespace
 
-void Scope::Set(NameId name, Value value) {
-  for (auto& [id, held] : names) {
-    if (id == name) {
-      held = std::move(value);
-      return;
-    }
+Value* Scope::Find(NameId name) {
+  if (names_.size() > kSearchedMax) {
+    const auto at = places_.find(name);
+    return at == places_.end() ? nullptr : &names_[at->second].second;
   }
-  names.emplace_back(name, std::move(value));
+  for (auto& [id, value] : names_) {
+    if (id == name) return &value;
+  }
+  return nullptr;
+}
+
+void Scope::Set(NameId name, Value value) {
+  if (Value* held = Find(name); held != nullptr) {
+    *held = std::move(value);
+    return;
+  }
+  names_.emplace_back(name, std::move(value));
+  if (names_.size() <= kSearchedMax) return;
+  // From the first name on that makes searching slow, all of them are indexed.
+  for (size_t i = places_.size(); i < names_.size(); ++i) places_.emplace(names_[i].first, i);
+}
+
+void Scope::Clear() {
+  names_.clear();
+  places_.clear();
 }
 
 void Scope::Capture() {
@@ -117,15 +134,13 @@ Scope* Interpreter::NewScope(Scope* parent) {
 
 void Interpreter::Release(Scope* scope) {
   if (scope->captured) return;
-  scope->names.clear();
+  scope->Clear();
   free_scopes_.push_back(scope);
 }
 
-Value Interpreter::LookUp(NameId name, const Scope* scope) const {
+Value Interpreter::LookUp(NameId name, Scope* scope) const {
   for (; scope != nullptr; scope = scope->parent) {
-    for (const auto& [id, value] : scope->names) {
-      if (id == name) return value;
-    }
+    if (const Value* value = scope->Find(name); value != nullptr) return *value;
   }
   if (in_context_[name]) return context_[name];
   const std::string& text = template_.names[name];
@@ -268,7 +283,7 @@ Interpreter::Flow Interpreter::RunLoop(const Statement& statement, Scope* outer,
     for (Value& item : items) {
       Assign(statement.target, item, scope);
       if (Evaluate(*test, scope).Truthy()) kept.push_back(std::move(item));
-      scope->names.clear();
+      scope->Clear();
     }
     items = std::move(kept);
   }
@@ -281,7 +296,7 @@ Interpreter::Flow Interpreter::RunLoop(const Statement& statement, Scope* outer,
     if (scope->captured) {
       scope = NewScope(outer);
     } else {
-      scope->names.clear();
+      scope->Clear();
     }
     loop->MoveTo(i);
     scope->Set(kLoopName, Value::OfObject(loop));

@@ -7,6 +7,8 @@
 #include <memory>
 #include <string>
 #include <string_view>
+#include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "common/text/jinja/ast.h"
@@ -19,10 +21,16 @@ namespace hearth::jinja {
 struct Scope {
   Scope* parent = nullptr;
   bool captured = false;  // a macro was defined here or further in: the frame must not be reused
-  std::vector<std::pair<NameId, Value>> names;
 
+  Value* Find(NameId name);  // null: not set in this frame
   void Set(NameId name, Value value);
+  void Clear();
   void Capture();
+
+ private:
+  static constexpr size_t kSearchedMax = 16;  // frames have a handful of names, which a search finds fastest
+  std::vector<std::pair<NameId, Value>> names_;
+  std::unordered_map<NameId, size_t> places_;  // of all names where they are more than that
 };
 
 // Work is counted in nodes evaluated, plus one for each 16 bytes handled. A long conversation takes some hundred
@@ -79,7 +87,7 @@ class Interpreter {
   Value EvaluateCompare(const Expr& expr, Scope* scope);
   Value EvaluateSlice(const Expr& expr, Scope* scope);
   Args EvaluateArguments(const CallArguments& arguments, Scope* scope);
-  Value LookUp(NameId name, const Scope* scope) const;
+  Value LookUp(NameId name, Scope* scope) const;
 
   void CheckStack() const;
   Scope* NewScope(Scope* parent);

@@ -126,9 +126,9 @@ class Lexer {
       return std::max(end, begin);
     }
     if (sign == '+' || !lstrip) return tag;
-    const size_t newline = tag == 0 ? std::string_view::npos : text_.rfind('\n', tag - 1);
-    const bool line_in_data = newline != std::string_view::npos && newline >= begin;
-    const size_t line_start = line_in_data ? newline + 1 : begin;
+    const size_t newline = text_.substr(begin, tag - begin).rfind('\n');
+    const bool line_in_data = newline != std::string_view::npos;
+    const size_t line_start = line_in_data ? begin + newline + 1 : begin;
     if (!line_in_data && !line_starting_) return tag;
     return SkipSpace(line_start) >= tag ? line_start : tag;
   }
