@@ -15,6 +15,8 @@ std::string_view DTypeName(DType dtype) {
     case DType::kQ6_K: return "Q6_K";
     case DType::kQ4_K: return "Q4_K";
     case DType::kI4G32: return "I4_G32";
+    case DType::kQ5_K: return "Q5_K";
+    case DType::kQ3_K: return "Q3_K";
     case DType::kInvalid: break;
   }
   return "invalid";

@@ -21,9 +21,11 @@ enum class DType : uint32_t {
   kQ6_K = 6,
   kQ4_K = 7,
   kI4G32 = 8,
+  kQ5_K = 9,
+  kQ3_K = 10,
 };
-inline constexpr DType kAllDTypes[] = {DType::kF32,  DType::kF16,  DType::kBF16, DType::kF8E4M3,
-                                       DType::kQ8_0, DType::kQ6_K, DType::kQ4_K, DType::kI4G32};
+inline constexpr DType kAllDTypes[] = {DType::kF32,  DType::kF16,  DType::kBF16,  DType::kF8E4M3, DType::kQ8_0,
+                                       DType::kQ6_K, DType::kQ4_K, DType::kI4G32, DType::kQ5_K,   DType::kQ3_K};
 
 // The smallest run of a row's elements that has bytes of its own: one element, or a block of a block format.
 struct DTypeBlock {
@@ -40,6 +42,8 @@ constexpr DTypeBlock BlockOf(DType dtype) {
     case DType::kQ6_K: return {256, 210};
     case DType::kQ4_K: return {256, 144};
     case DType::kI4G32: return {32, 18};
+    case DType::kQ5_K: return {256, 176};
+    case DType::kQ3_K: return {256, 110};
     case DType::kInvalid: break;
   }
   return {1, 0};
@@ -51,7 +55,7 @@ constexpr uint64_t DTypeBytes(DType dtype, uint64_t n) {
   const DTypeBlock block = BlockOf(dtype);
   return n / static_cast<uint64_t>(block.elements) * static_cast<uint64_t>(block.bytes);
 }
-// "F32", "F16", "BF16", "F8_E4M3" as safetensors spells them, "Q8_0", "Q6_K", "Q4_K" as GGUF does, "I4_G32".
+// "F32", "F16", "BF16", "F8_E4M3" as safetensors spells them, "Q8_0", "Q6_K", "Q5_K", "Q4_K", "Q3_K" as GGUF does, "I4_G32".
 std::string_view DTypeName(DType dtype);
 std::optional<DType> DTypeFromName(std::string_view name);
 

@@ -38,7 +38,8 @@ void DecodeQ6_K(const uint8_t* block, DecodedBlock& out) {
   }
 }
 
-void DecodeQ4_K(const uint8_t* block, DecodedBlock& out) {
+// The sixteen bytes that Q4_K and Q5_K begin with.
+void DecodeScalesAndMinima(const uint8_t* block, DecodedBlock& out) {
   out.part_columns = 32;
   const float d = F16ToFloat(Load16(block));
   const float dmin = F16ToFloat(Load16(block + 2));
@@ -50,8 +51,38 @@ void DecodeQ4_K(const uint8_t* block, DecodedBlock& out) {
     out.scale[part] = d * static_cast<float>(scale);
     out.min[part] = dmin * static_cast<float>(min);
   }
+}
+
+void DecodeQ4_K(const uint8_t* block, DecodedBlock& out) {
+  DecodeScalesAndMinima(block, out);
   for (int c = 0; c < 256; ++c) {
     out.q[c] = static_cast<int8_t>((block[16 + c / 64 * 32 + c % 32] >> (c / 32 % 2 * 4)) & 15);
+  }
+}
+
+void DecodeQ5_K(const uint8_t* block, DecodedBlock& out) {
+  DecodeScalesAndMinima(block, out);
+  for (int c = 0; c < 256; ++c) {
+    const int nibble = (block[48 + c / 64 * 32 + c % 32] >> (c / 32 % 2 * 4)) & 15;
+    const int fifth = (block[16 + c % 32] >> (c / 32)) & 1;
+    out.q[c] = static_cast<int8_t>(nibble | fifth << 4);
+  }
+}
+
+void DecodeQ3_K(const uint8_t* block, DecodedBlock& out) {
+  out.part_columns = 16;
+  const uint8_t* packed = block + 96;
+  const float d = F16ToFloat(Load16(block + 108));
+  for (int part = 0; part < 16; ++part) {
+    const int lower = (packed[part % 8] >> (part / 8 * 4)) & 15;
+    const int upper = (packed[8 + part % 4] >> (part / 4 * 2)) & 3;
+    out.scale[part] = d * static_cast<float>((lower | upper << 4) - 32);
+    out.min[part] = 0.0f;
+  }
+  for (int c = 0; c < 256; ++c) {
+    const int lower = (block[32 + c / 128 * 32 + c % 32] >> (c / 32 % 4 * 2)) & 3;
+    const int third = (block[c % 32] >> (c / 32)) & 1;
+    out.q[c] = static_cast<int8_t>((lower | third << 2) - 4);
   }
 }
 
@@ -70,6 +101,8 @@ void DecodeBlock(DType dtype, const uint8_t* block, DecodedBlock& out) {
     case DType::kQ8_0: return DecodeQ8_0(block, out);
     case DType::kQ6_K: return DecodeQ6_K(block, out);
     case DType::kQ4_K: return DecodeQ4_K(block, out);
+    case DType::kQ5_K: return DecodeQ5_K(block, out);
+    case DType::kQ3_K: return DecodeQ3_K(block, out);
     case DType::kI4G32: return DecodeI4G32(block, out);
     default: break;
   }

@@ -1,4 +1,4 @@
-// Block formats against what gguf-py 0.19 (quants.dequantize) made of the same bytes, and INT4 against its rule.
+// Block formats against what gguf-py 0.19 (quants.dequantize) made of the same bytes (tests/golden/quant_blocks.py), and INT4 against its rule.
 #include "common/base/quant_blocks.h"
 
 #include <gtest/gtest.h>
@@ -67,6 +67,36 @@ TEST(QuantBlocks, GgufBlocksAreWhatGgufPyMakesOfThem) {
         {255, 0x1.89e04p+1}},
        0x1.5c989ap+6,
        0x1.5c4904f4p+13},
+      {DType::kQ5_K,
+       {{0, 0x1c0b}, {2, 0x2803}},
+       {{0, 0x1.02e8p+2},
+        {31, 0x1.a8d3p+1},
+        {32, 0x1.cafp-1},
+        {63, 0x1.0d9f8p+2},
+        {64, -0x1.38eap+0},
+        {100, 0x1.3f95p+0},
+        {128, 0x1.4b7p-4},
+        {160, -0x1.6313p-1},
+        {200, -0x1.18d2p+0},
+        {255, 0x1.9de2p+0}},
+       0x1.94aca6p+8,
+       0x1.3c6775648p+15},
+      {DType::kQ3_K,
+       {{108, 0x2405}},
+       {{0, 0x1.61b8p-3},
+        {16, -0x1.014p-2},
+        {31, 0x1.81ep-1},
+        {32, 0x1.317cp-2},
+        {63, -0x1.419p-2},
+        {64, -0x1.b21cp-2},
+        {100, -0x1.419p-4},
+        {127, -0x1.61b8p-1},
+        {128, -0x1.2168p-1},
+        {160, -0x1.c23p-2},
+        {200, -0x1.2168p-2},
+        {255, -0x1.c23p+0}},
+       -0x1.0545p+2,
+       -0x1.6803d5p+8},
   };
   for (const Golden& golden : goldens) {
     const std::vector<uint8_t> block = MakeBlock(golden.dtype, golden.halves);

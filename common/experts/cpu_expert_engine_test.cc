@@ -263,6 +263,7 @@ TEST_P(ExpertEngine, RowsOfOneExpertAtATimeAddUpToTheSameBits) {
 INSTANTIATE_TEST_SUITE_P(Shards, ExpertEngine,
                          ::testing::Values(F8({384}), F8({128, 256}), F8({0, 200}), Weights{"Q8_0", DType::kQ8_0, {128, 224}},
                                            Weights{"Q6_K", DType::kQ6_K, {256, 512}}, Weights{"Q4_K", DType::kQ4_K, {512}},
+                                           Weights{"Q5_K", DType::kQ5_K, {256, 256}}, Weights{"Q3_K", DType::kQ3_K, {512}},
                                            Weights{"I4_G32", DType::kI4G32, {160, 0, 128}},
                                            Weights{"Mixed", {DType::kQ4_K, DType::kQ6_K, DType::kQ8_0}, {128, 160}}),
                          [](const auto& info) {

@@ -57,7 +57,8 @@ bool IsBadBlock(const unsigned char* block) {
   const auto infinite = [block](int at) { return F16Weight::IsBad(Load<uint16_t>(block + at, 0)); };
   if constexpr (kDType == DType::kQ8_0) return infinite(0);
   if constexpr (kDType == DType::kQ6_K) return infinite(208);
-  if constexpr (kDType == DType::kQ4_K) return infinite(0) || infinite(2);
+  if constexpr (kDType == DType::kQ4_K || kDType == DType::kQ5_K) return infinite(0) || infinite(2);
+  if constexpr (kDType == DType::kQ3_K) return infinite(108);
 }
 
 template <DType kDType>
@@ -115,6 +116,8 @@ absl::Status CheckValues(const std::string& name, DType dtype, const void* data,
       case DType::kQ8_0: return CheckBlocks<DType::kQ8_0>(name, data, count);
       case DType::kQ6_K: return CheckBlocks<DType::kQ6_K>(name, data, count);
       case DType::kQ4_K: return CheckBlocks<DType::kQ4_K>(name, data, count);
+      case DType::kQ5_K: return CheckBlocks<DType::kQ5_K>(name, data, count);
+      case DType::kQ3_K: return CheckBlocks<DType::kQ3_K>(name, data, count);
       default: break;
     }
   }

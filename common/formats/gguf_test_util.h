@@ -70,7 +70,9 @@ class GgufTestWriter {
     switch (dtype) {
       case DType::kF16: return 1;
       case DType::kQ8_0: return 8;
+      case DType::kQ3_K: return 11;
       case DType::kQ4_K: return 12;
+      case DType::kQ5_K: return 13;
       case DType::kQ6_K: return 14;
       case DType::kBF16: return 30;
       default: return 0;

@@ -206,7 +206,7 @@ absl::Status CheckTensor(const ModelConfig& config, const PlannedTensor& planned
       (IsBlockFormat(tensor.dtype) && !planned.may_be_blocks)) {
     return absl::InvalidArgumentError(absl::StrCat("tensor ", Quoted(tensor.name), " has dtype ", Quoted(tensor.dtype_name),
                                                    "; supported here: F32, F16, BF16", planned.may_be_fp8 ? ", F8_E4M3 with 128x128 scales" : "",
-                                                   planned.may_be_blocks ? ", GGUF's Q8_0, Q6_K and Q4_K, INT4 in groups of 32" : ""));
+                                                   planned.may_be_blocks ? ", GGUF's Q8_0, Q6_K, Q5_K, Q4_K and Q3_K, INT4 in groups of 32" : ""));
   }
   if (planned.shape.back() > kRowColumnsMax) {
     return absl::InvalidArgumentError(

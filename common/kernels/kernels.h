@@ -104,7 +104,7 @@ struct KernelTable {
   // With BF16 products all terms of a token go into one sum, step by step of the columns; where numbers are F32, terms are added up before the product.
   // FP8: each 128-column block is summed first, then the sum is multiplied by the block's scale and added to the row's
   // total. Block formats likewise, for each part of a block that has a scale of its own (32 columns, Q6_K 16): the integers
-  // times x are exact products, the scale (exact in F32) multiplies their sum. Q4_K: the part's minimum times the sum of x over
+  // times x are exact products, the scale (exact in F32) multiplies their sum. Q4_K and Q5_K: the part's minimum times the sum of x over
   // the part is taken off the total. So no weight is ever rounded.
   LinearKernel* linear;
 

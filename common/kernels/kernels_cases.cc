@@ -96,9 +96,11 @@ void MatrixCase::FillBlocks(std::mt19937& rng) {
       const auto put = [&](int64_t at, uint16_t bits) { std::memcpy(to + at, &bits, sizeof(bits)); };
       const float d = scale(rng) * (rng() % 8 == 0 ? -1.0f : 1.0f);
       if (view_.dtype == DType::kI4G32) put(0, ToBf16(d).bits);
-      if (view_.dtype == DType::kQ8_0 || view_.dtype == DType::kQ4_K) put(0, FloatToF16(d));
-      if (view_.dtype == DType::kQ4_K) put(2, FloatToF16(scale(rng) * 7));
+      const bool minima = view_.dtype == DType::kQ4_K || view_.dtype == DType::kQ5_K;
+      if (view_.dtype == DType::kQ8_0 || minima) put(0, FloatToF16(d));
+      if (minima) put(2, FloatToF16(scale(rng) * 7));
       if (view_.dtype == DType::kQ6_K) put(208, FloatToF16(d));
+      if (view_.dtype == DType::kQ3_K) put(108, FloatToF16(d));
     }
   }
 }

@@ -55,7 +55,7 @@ class MatrixCase {
   // By the scalar conversions of common/base; without the scale.
   float Element(int64_t row, int64_t col) const;
   float Scale(int64_t row, int64_t col) const;  // 1 if there are none
-  // What rounding in a sum goes by: the weight's magnitude, Q4_K's minimum counted on its own.
+  // What rounding in a sum goes by: the weight's magnitude, the minimum of Q4_K and Q5_K counted on its own.
   double Magnitude(int64_t row, int64_t col) const;
 
  private:

@@ -353,7 +353,7 @@ TEST_P(KernelsTest, F8IsConvertedExactly) {
 }
 
 // Every code of every block format in every column: x is a multiple of a basis vector, so each y is one product with a power of two and exact,
-// but for Q4_K's minimum, whose difference is rounded once.
+// but for the minimum of Q4_K and Q5_K, whose difference is rounded once.
 TEST_P(KernelsTest, BlockFormatsAreConvertedExactly) {
   for (const DType dtype : kAllDTypes) {
     if (!IsBlockFormat(dtype)) continue;

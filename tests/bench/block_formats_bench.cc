@@ -147,6 +147,7 @@ int main(int argc, char** argv) {
   hearth::Bench bench(one, all, rounds);
   std::printf("path %s; linear at 1, 2, 4 and 8 tokens out of DRAM, share of a plain read; at 1 and 4 out of L2; gemm at 16, 64 and 512\n",
               std::string(hearth::IsaName(hearth::SupportedIsas().back())).c_str());
-  for (const DType dtype : {DType::kF8E4M3, DType::kQ8_0, DType::kQ6_K, DType::kQ4_K, DType::kI4G32}) bench.Measure(dtype);
+  for (const DType dtype : {DType::kF8E4M3, DType::kQ8_0, DType::kQ6_K, DType::kQ5_K, DType::kQ4_K, DType::kQ3_K, DType::kI4G32})
+    bench.Measure(dtype);
   return 0;
 }

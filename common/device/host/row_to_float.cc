@@ -30,7 +30,9 @@ void RowToFloat(const WeightView& table, int64_t row, float* out) {
     }
     case DType::kQ8_0:
     case DType::kQ6_K:
+    case DType::kQ5_K:
     case DType::kQ4_K:
+    case DType::kQ3_K:
     case DType::kI4G32: {
       const uint64_t row_bytes = DTypeBytes(table.dtype, static_cast<uint64_t>(table.row_stride));
       return DequantizeRow(table.dtype, static_cast<const uint8_t*>(table.data) + static_cast<uint64_t>(row) * row_bytes, n, out);

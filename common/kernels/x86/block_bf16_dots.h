@@ -62,6 +62,8 @@ struct WordTable {
 constexpr WordTable<32, 16, 0> kNibbles;
 constexpr WordTable<32, 16, -8> kSignedNibbles;
 constexpr WordTable<64, 64, -32> kSixBits;
+constexpr WordTable<32, 32, 0> kFiveBits;
+constexpr WordTable<32, 8, -4> kThreeBits;
 
 // The even ones of 64 words, and the odd ones.
 struct EvenWords {
@@ -203,10 +205,30 @@ struct Q4Fields {
 };
 constexpr Q4Fields kQ4Fields;
 
+// For each step of 128 columns and byte of the two vectors' halves, where eight bits begin among the 64 around it that bring the bit of its lower run of 32
+// columns to place kTo. A byte has a bit for each of the block's runs: those of a step's lower half of 64 columns stand kApart runs below the upper's.
+template <int kTo, int kApart>
+struct RunBits {
+  alignas(64) uint8_t begin[2][64] = {};
+  constexpr RunBits() {
+    for (int step = 0; step < 2; ++step) {
+      for (int i = 0; i < 64; ++i) begin[step][i] = static_cast<uint8_t>((8 * (i % 8) + 4 * step + (i < 32 ? 0 : kApart) + 64 - kTo) % 64);
+    }
+  }
+  // `bits`: 32 bytes. Byte k of both halves is byte k of these.
+  HEARTH_INLINE __m512i Moved(const uint8_t* bits, int step) const {
+    return _mm512_multishift_epi64_epi8(_mm512_load_si512(begin[step]), _mm512_broadcast_i64x4(Load32(bits)));
+  }
+};
+constexpr RunBits<4, 2> kFifthBits;
+constexpr RunBits<2, 1> kThirdBits;
+
 // 64 bytes to a step of four parts: the first 32 bytes hold parts 0 and 1 in their low and high nibbles, the others parts 2 and 3. As words they hold two
-// columns of two parts each, the lower lanes of parts 0 and 1 and the upper ones of 2 and 3.
-template <>
-struct BlockInBf16<DType::kQ4_K> : BlockInBf16Base<DType::kQ4_K, 128> {
+// columns of two parts each, the lower lanes of parts 0 and 1 and the upper ones of 2 and 3. Q5_K has its fifth bits apart.
+template <DType kDType>
+struct BlockWithMinima : BlockInBf16Base<kDType, 128> {
+  using BlockInBf16Base<kDType, 128>::kSpan;
+  using BlockInBf16Base<kDType, 128>::kStep;
   static constexpr int kSpanX = kSpan + 32;  // sixteen floats behind them: eight zeros, then the sums over the parts
   struct W {
     __m512bh q[4];
@@ -239,11 +261,24 @@ struct BlockInBf16<DType::kQ4_K> : BlockInBf16Base<DType::kQ4_K, 128> {
     out = _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(numbers)), factor);
   }
   static HEARTH_INLINE W Load(const uint8_t* p, const Scales& scales, int step) {
-    const __m512i words = Vec512::LoadBytes(p + 16 + 64 * step);
-    const __m512i table = _mm512_load_si512(kNibbles.word);
     W w;
+    if constexpr (kDType == DType::kQ5_K) {
+      const __m512i words = Vec512::LoadBytes(p + 48 + 64 * step);
+      const __m512i fifth = kFifthBits.Moved(p + 16, step);
+      const __m512i table = _mm512_load_si512(kFiveBits.word);
 #pragma GCC unroll 4
-    for (int k = 0; k < 4; ++k) w.q[k] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * k), table);
+      for (int k = 0; k < 4; ++k) {
+        // The bit of the part in the high nibbles is the next one.
+        const __m512i bit = _mm512_srli_epi16(fifth, k / 2 * 8 + k % 2);
+        const __m512i code = _mm512_ternarylogic_epi32(_mm512_set1_epi16(16), bit, _mm512_srli_epi16(words, 4 * k), 0xca);  // 16 ? bit : words
+        w.q[k] = (__m512bh)_mm512_permutexvar_epi16(code, table);
+      }
+    } else {
+      const __m512i words = Vec512::LoadBytes(p + 16 + 64 * step);
+      const __m512i table = _mm512_load_si512(kNibbles.word);
+#pragma GCC unroll 4
+      for (int k = 0; k < 4; ++k) w.q[k] = (__m512bh)_mm512_permutexvar_epi16(_mm512_srli_epi16(words, 4 * k), table);
+    }
     w.low_scale = _mm512_permutexvar_ps(Quarters(4 * step, 4 * step, 4 * step + 2, 4 * step + 2), scales);
     w.high_scale = _mm512_permutexvar_ps(Quarters(4 * step + 1, 4 * step + 1, 4 * step + 3, 4 * step + 3), scales);
     return w;
@@ -265,10 +300,15 @@ struct BlockInBf16<DType::kQ4_K> : BlockInBf16Base<DType::kQ4_K, 128> {
   }
 };
 
-// A step is one half of the block: 64 bytes with columns 0-63 in their low nibbles and 64-127 in the high ones, and 32 bytes with the upper bits of each
-// run of 32 columns. As words they hold even columns in their lower bytes and odd ones in the upper; four lanes are a part.
 template <>
-struct BlockInBf16<DType::kQ6_K> : BlockInBf16Base<DType::kQ6_K, 128> {
+struct BlockInBf16<DType::kQ4_K> : BlockWithMinima<DType::kQ4_K> {};
+template <>
+struct BlockInBf16<DType::kQ5_K> : BlockWithMinima<DType::kQ5_K> {};
+
+// Parts of 16 columns in four lanes each, the even columns of 64 in one vector and the odd ones in the next. A step is one half of the block.
+template <DType kDType>
+struct BlockOfSixteens : BlockInBf16Base<kDType, 128> {
+  using BlockInBf16Base<kDType, 128>::kSpan;
   struct W {
     __m512bh q[4];
     __m512 low_scale, high_scale;
@@ -283,6 +323,49 @@ struct BlockInBf16<DType::kQ6_K> : BlockInBf16Base<DType::kQ6_K, 128> {
       Arrange(Odd(a, b), out, 2 * i + 1);
     }
   }
+  static HEARTH_INLINE __m512 LowScale(const Scales& scales, int step) {
+    return _mm512_permutexvar_ps(Quarters(8 * step, 8 * step + 1, 8 * step + 2, 8 * step + 3), scales);
+  }
+  static HEARTH_INLINE __m512 HighScale(const Scales& scales, int step) {
+    return _mm512_permutexvar_ps(Quarters(8 * step + 4, 8 * step + 5, 8 * step + 6, 8 * step + 7), scales);
+  }
+  static HEARTH_INLINE void Add(__m512& total, const W& w, const Scales&, int step, const bf16* x) {
+    const __m512 zero = _mm512_setzero_ps();
+    const __m512 low = _mm512_dpbf16_ps(_mm512_dpbf16_ps(zero, w.q[0], ArrangedAt(x, 4 * step)), w.q[1], ArrangedAt(x, 4 * step + 1));
+    const __m512 high = _mm512_dpbf16_ps(_mm512_dpbf16_ps(zero, w.q[2], ArrangedAt(x, 4 * step + 2)), w.q[3], ArrangedAt(x, 4 * step + 3));
+    total = _mm512_fmadd_ps(low, w.low_scale, total);
+    total = _mm512_fmadd_ps(high, w.high_scale, total);
+  }
+  static HEARTH_INLINE void Finish(__m512&, const Scales&, const bf16*) {}
+};
+
+// Byte k of the step's 32 holds, two bits each, columns k, 32 + k, 64 + k and 96 + k; the third bits stand apart.
+template <>
+struct BlockInBf16<DType::kQ3_K> : BlockOfSixteens<DType::kQ3_K> {
+  static HEARTH_INLINE void LoadScales(const uint8_t* p, Scales& out) {
+    const __m512i numbers = _mm512_cvtepi8_epi32(BlockUnits<DType::kQ3_K>::ScaleBytes(p));
+    out = _mm512_mul_ps(_mm512_cvtepi32_ps(numbers), _mm512_set1_ps(HalfAt(p + 108)));
+  }
+  static HEARTH_INLINE W Load(const uint8_t* p, const Scales& scales, int step) {
+    const __m512i shifts = _mm512_inserti64x4(_mm512_setzero_si512(), _mm256_set1_epi16(2), 1);
+    const __m512i pairs = _mm512_srlv_epi16(_mm512_broadcast_i64x4(Load32(p + 32 + 32 * step)), shifts);
+    const __m512i third = kThirdBits.Moved(p, step);
+    const __m512i low = Join(pairs, third), high = Join(_mm512_srli_epi16(pairs, 4), _mm512_srli_epi16(third, 2));
+    return {
+        {Find(low), Find(_mm512_srli_epi16(low, 8)), Find(high), Find(_mm512_srli_epi16(high, 8))}, LowScale(scales, step), HighScale(scales, step)};
+  }
+
+ private:
+  static HEARTH_INLINE __m512i Join(__m512i pairs, __m512i third) {
+    return _mm512_ternarylogic_epi32(_mm512_set1_epi8(4), third, pairs, 0xca);  // 4 ? third : pairs
+  }
+  static HEARTH_INLINE __m512bh Find(__m512i code) { return (__m512bh)_mm512_permutexvar_epi16(code, _mm512_load_si512(kThreeBits.word)); }
+};
+
+// 64 bytes with columns 0-63 of the step in their low nibbles and 64-127 in the high ones, and 32 bytes with the upper bits of each run of 32 columns. As
+// words they hold even columns in their lower bytes and odd ones in the upper.
+template <>
+struct BlockInBf16<DType::kQ6_K> : BlockOfSixteens<DType::kQ6_K> {
   static HEARTH_INLINE void LoadScales(const uint8_t* p, Scales& out) {
     const __m512i numbers = _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p + 192)));
     out = _mm512_mul_ps(_mm512_cvtepi32_ps(numbers), _mm512_set1_ps(HalfAt(p + 208)));
@@ -294,18 +377,9 @@ struct BlockInBf16<DType::kQ6_K> : BlockInBf16Base<DType::kQ6_K, 128> {
     const __m512i upper = _mm512_srlv_epi16(_mm512_broadcast_i64x4(Load32(p + 128 + 32 * step)), shifts);
     const __m512i low = Join(lower, _mm512_slli_epi16(upper, 4));
     const __m512i high = Join(_mm512_srli_epi16(lower, 4), upper);
-    return {{Find(low), Find(_mm512_srli_epi16(low, 8)), Find(high), Find(_mm512_srli_epi16(high, 8))},
-            _mm512_permutexvar_ps(Quarters(8 * step, 8 * step + 1, 8 * step + 2, 8 * step + 3), scales),
-            _mm512_permutexvar_ps(Quarters(8 * step + 4, 8 * step + 5, 8 * step + 6, 8 * step + 7), scales)};
+    return {
+        {Find(low), Find(_mm512_srli_epi16(low, 8)), Find(high), Find(_mm512_srli_epi16(high, 8))}, LowScale(scales, step), HighScale(scales, step)};
   }
-  static HEARTH_INLINE void Add(__m512& total, const W& w, const Scales&, int step, const bf16* x) {
-    const __m512 zero = _mm512_setzero_ps();
-    const __m512 low = _mm512_dpbf16_ps(_mm512_dpbf16_ps(zero, w.q[0], ArrangedAt(x, 4 * step)), w.q[1], ArrangedAt(x, 4 * step + 1));
-    const __m512 high = _mm512_dpbf16_ps(_mm512_dpbf16_ps(zero, w.q[2], ArrangedAt(x, 4 * step + 2)), w.q[3], ArrangedAt(x, 4 * step + 3));
-    total = _mm512_fmadd_ps(low, w.low_scale, total);
-    total = _mm512_fmadd_ps(high, w.high_scale, total);
-  }
-  static HEARTH_INLINE void Finish(__m512&, const Scales&, const bf16*) {}
 
  private:
   static HEARTH_INLINE __m512i Join(__m512i lower, __m512i upper) {

@@ -25,7 +25,7 @@ HEARTH_INLINE float Bf16At(const uint8_t* p) { return __builtin_bit_cast(float, 
 HEARTH_INLINE __m256i Load32(const uint8_t* p) { return _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)); }
 
 // Each: kBlock, kBlockBytes; kPart columns under one scale; Unit(block, u): integers of columns [32 u, 32 u + 32);
-// Scales(block, scale, min): of all parts, `min` of Q4_K only, negated.
+// Scales(block, scale, min): of all parts, `min` of Q4_K and Q5_K only, negated.
 template <DType kDType>
 struct BlockUnits;
 
@@ -33,7 +33,7 @@ template <DType kDType>
 struct BlockSizes {
   static constexpr int kBlock = static_cast<int>(BlockOf(kDType).elements);
   static constexpr int kBlockBytes = static_cast<int>(BlockOf(kDType).bytes);
-  static constexpr bool kHasMin = kDType == DType::kQ4_K;
+  static constexpr bool kHasMin = kDType == DType::kQ4_K || kDType == DType::kQ5_K;
   static constexpr bool kScaled = false;  // by blocks of 128 columns
 };
 
@@ -77,6 +77,49 @@ struct BlockUnits<DType::kQ4_K> : BlockSizes<DType::kQ4_K> {
   static HEARTH_INLINE void Store8(uint64_t bytes, float factor, float* out) {
     const __m256 numbers = _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_cvtsi64_si128(static_cast<int64_t>(bytes))));
     _mm256_storeu_ps(out, _mm256_mul_ps(numbers, _mm256_set1_ps(factor)));
+  }
+};
+
+// Bit `from` of each byte, moved to bit `to`; the other bits are of no use.
+HEARTH_INLINE __m256i MoveBit(__m256i bytes, int from, int to) {
+  return from < to ? _mm256_slli_epi16(bytes, to - from) : _mm256_srli_epi16(bytes, from - to);
+}
+
+template <>
+struct BlockUnits<DType::kQ5_K> : BlockSizes<DType::kQ5_K> {
+  static constexpr int kPart = 32;
+  static HEARTH_INLINE __m256i Unit(const uint8_t* block, int u) {
+    __m256i nibbles = Load32(block + 48 + u / 2 * 32);
+    if (u % 2 != 0) nibbles = _mm256_srli_epi16(nibbles, 4);
+    const __m256i fifth = MoveBit(Load32(block + 16), u, 4);
+    return _mm256_or_si256(_mm256_and_si256(nibbles, _mm256_set1_epi8(15)), _mm256_and_si256(fifth, _mm256_set1_epi8(16)));
+  }
+  static HEARTH_INLINE void Scales(const uint8_t* block, float* scale, float* min) { BlockUnits<DType::kQ4_K>::Scales(block, scale, min); }
+};
+
+template <>
+struct BlockUnits<DType::kQ3_K> : BlockSizes<DType::kQ3_K> {
+  static constexpr int kPart = 16;
+  static HEARTH_INLINE __m256i Unit(const uint8_t* block, int u) {
+    const __m256i lower = _mm256_srli_epi16(Load32(block + 32 + u / 4 * 32), u % 4 * 2);
+    const __m256i third = MoveBit(Load32(block), u, 2);
+    const __m256i q = _mm256_or_si256(_mm256_and_si256(lower, _mm256_set1_epi8(3)), _mm256_and_si256(third, _mm256_set1_epi8(4)));
+    return _mm256_sub_epi8(q, _mm256_set1_epi8(4));
+  }
+  // The sixteen scales as signed bytes.
+  static HEARTH_INLINE __m128i ScaleBytes(const uint8_t* block) {
+    const uint64_t nibbles = Bits32(block + 96) | static_cast<uint64_t>(Bits32(block + 100)) << 32;
+    const __m128i lower =
+        _mm_set_epi64x(static_cast<int64_t>(nibbles >> 4 & 0x0f0f0f0f0f0f0f0full), static_cast<int64_t>(nibbles & 0x0f0f0f0f0f0f0f0full));
+    const __m128i pairs = _mm_srlv_epi32(_mm_set1_epi32(static_cast<int32_t>(Bits32(block + 104))), _mm_setr_epi32(0, 2, 4, 6));
+    const __m128i upper = _mm_slli_epi32(_mm_and_si128(pairs, _mm_set1_epi8(3)), 4);
+    return _mm_sub_epi8(_mm_or_si128(lower, upper), _mm_set1_epi8(32));
+  }
+  static HEARTH_INLINE void Scales(const uint8_t* block, float* scale, float*) {
+    const __m256 d = _mm256_set1_ps(HalfAt(block + 108));
+    const __m128i bytes = ScaleBytes(block);
+    _mm256_storeu_ps(scale, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)), d));
+    _mm256_storeu_ps(scale + 8, _mm256_mul_ps(_mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_srli_si128(bytes, 8))), d));
   }
 };
 

@@ -2,7 +2,7 @@
 // and part of a block beside them.
 //
 // Order of sums of a (row, token): pairs of columns ascending within a part, in one lane (two at a time with VDPBF16PS); the part's sum times its scale
-// is added to the total, then, for Q4_K, the part's minimum times its sum of activations is taken off; parts ascending. It depends on nothing else.
+// is added to the total, then, for Q4_K and Q5_K, the part's minimum times its sum of activations is taken off; parts ascending. It depends on nothing else.
 // Included by avx512bf16.cc only; see isa_local.h.
 #pragma once
 
@@ -142,6 +142,8 @@ void GemmWithBlocks(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_c
     case DType::kQ6_K: return blocks.template operator()<DType::kQ6_K>();
     case DType::kQ4_K: return blocks.template operator()<DType::kQ4_K>();
     case DType::kI4G32: return blocks.template operator()<DType::kI4G32>();
+    case DType::kQ5_K: return blocks.template operator()<DType::kQ5_K>();
+    case DType::kQ3_K: return blocks.template operator()<DType::kQ3_K>();
     default: return Gemm<Path>(w, x, ldx, m_count, y, ldy, row_begin, row_end);
   }
 }

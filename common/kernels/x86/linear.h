@@ -310,6 +310,8 @@ void LinearInTerms(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_co
     case DType::kQ6_K: return product.template operator()<typename Path::template Block<DType::kQ6_K>>();
     case DType::kQ4_K: return product.template operator()<typename Path::template Block<DType::kQ4_K>>();
     case DType::kI4G32: return product.template operator()<typename Path::template Block<DType::kI4G32>>();
+    case DType::kQ5_K: return product.template operator()<typename Path::template Block<DType::kQ5_K>>();
+    case DType::kQ3_K: return product.template operator()<typename Path::template Block<DType::kQ3_K>>();
     case DType::kInvalid: return;
   }
 }

@@ -155,6 +155,8 @@ void LinearTransposed(const WeightView& w, const bf16* x, float* y, int64_t col_
     case DType::kQ6_K: return LinearTransposedOfBlocks<V, DType::kQ6_K>(w, x, y, col_begin, col_end);
     case DType::kQ4_K: return LinearTransposedOfBlocks<V, DType::kQ4_K>(w, x, y, col_begin, col_end);
     case DType::kI4G32: return LinearTransposedOfBlocks<V, DType::kI4G32>(w, x, y, col_begin, col_end);
+    case DType::kQ5_K: return LinearTransposedOfBlocks<V, DType::kQ5_K>(w, x, y, col_begin, col_end);
+    case DType::kQ3_K: return LinearTransposedOfBlocks<V, DType::kQ3_K>(w, x, y, col_begin, col_end);
     case DType::kInvalid: return;
   }
 }
