@@ -14,7 +14,7 @@ ALLOWED = {
     "shm": ["base"],
     "numa": ["base"],
     "formats": ["base"],
-    "text": ["base"],
+    "text": ["formats", "base"],
     "kernels": ["base"],
     "image": ["formats", "shm", "numa", "base"],
     "device": ["kernels", "numa", "shm", "trace", "base"],

@@ -111,6 +111,14 @@ TEST(NodeConfig, DefaultsAndOverrides) {
   EXPECT_EQ(FormatNodeConfig(*again), FormatNodeConfig(*config));
 }
 
+TEST(NodeConfig, AModelIsNamedAfterItsPath) {
+  EXPECT_EQ(DefaultModelName("/models/DeepSeek-R1/"), "DeepSeek-R1");
+  EXPECT_EQ(DefaultModelName("/models/Kimi-K2.gguf"), "Kimi-K2");
+  EXPECT_EQ(DefaultModelName("r1/DeepSeek-R1-Q4_K_M-00001-of-00009.gguf"), "DeepSeek-R1-Q4_K_M");
+  EXPECT_EQ(DefaultModelName("-00001-of-00009.gguf"), "-00001-of-00009");
+  EXPECT_EQ(DefaultModelName("/models/v2-00001-of-0000x.gguf"), "v2-00001-of-0000x");
+}
+
 TEST(NodeConfig, RingsAreForStreamedWeights) {
   const auto with = [](const std::string& path) {
     return ParseNodeConfig("[model]\npath = \"/m\"\n[prefill]\nexpert_source = \"ring\"\nring_slots = 4\npath = \"" + path + "\"", "node.toml");

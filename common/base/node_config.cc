@@ -9,6 +9,7 @@
 #include <map>
 #include <set>
 #include <sstream>
+#include <string_view>
 #include <utility>
 #include <variant>
 
@@ -161,10 +162,18 @@ absl::Status Validate(NodeConfig& c) {
 
 }  // namespace
 
-std::string DefaultModelName(const std::string& model_dir) {
-  std::filesystem::path path(model_dir);
+std::string DefaultModelName(const std::string& model_path) {
+  std::filesystem::path path(model_path);
   if (path.filename().empty()) path = path.parent_path();
-  return path.filename().string();
+  std::string name = path.filename().string();
+  if (!name.ends_with(".gguf")) return name;
+  name.resize(name.size() - std::string_view(".gguf").size());
+  // A split model's files are named NAME-00001-of-00009.gguf.
+  constexpr std::string_view kPart = "-ddddd-of-ddddd";
+  const size_t begin = name.size() - std::min(name.size(), kPart.size());
+  const bool is_part = begin > 0 && std::equal(kPart.begin(), kPart.end(), name.begin() + static_cast<std::ptrdiff_t>(begin),
+                                               [](char want, char c) { return want == 'd' ? c >= '0' && c <= '9' : c == want; });
+  return is_part ? name.substr(0, begin) : name;
 }
 
 std::string NodeConfig::StoreSocket() const { return absl::StrCat(runtime_dir, "/", node_name, ".weightstore.sock"); }

@@ -27,7 +27,7 @@ struct NodeConfig {
 
   // [model]
   std::string model_path;             // Hugging Face directory; required
-  std::string model_name;             // as clients call it; default: the directory's name
+  std::string model_name;             // as clients call it; default: of its path, DefaultModelName
   bool model_name_is_default = true;  // not a key: after `hearth load` a default name follows the new directory
 
   // [weightstore]
@@ -88,8 +88,8 @@ struct NodeConfig {
   std::string RouterAdminSocket() const;
 };
 
-// What a model without a name of its own is called: its directory's last part.
-std::string DefaultModelName(const std::string& model_dir);
+// What a model without a name of its own is called: the path's last part, of a GGUF file without extension and part number.
+std::string DefaultModelName(const std::string& model_path);
 
 absl::StatusOr<NodeConfig> ParseNodeConfig(std::string_view toml_text, std::string_view source_path);
 absl::StatusOr<NodeConfig> ReadNodeConfig(const std::string& path);

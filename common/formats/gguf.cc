@@ -31,7 +31,7 @@ constexpr std::array kTensorTypes = {
     TensorType{0, "F32", DType::kF32},         TensorType{1, "F16", DType::kF16},          TensorType{2, "Q4_0", DType::kInvalid},
     TensorType{3, "Q4_1", DType::kInvalid},    TensorType{6, "Q5_0", DType::kInvalid},     TensorType{7, "Q5_1", DType::kInvalid},
     TensorType{8, "Q8_0", DType::kQ8_0},       TensorType{9, "Q8_1", DType::kInvalid},     TensorType{10, "Q2_K", DType::kInvalid},
-    TensorType{11, "Q3_K", DType::kInvalid},   TensorType{12, "Q4_K", DType::kQ4_K},       TensorType{13, "Q5_K", DType::kInvalid},
+    TensorType{11, "Q3_K", DType::kQ3_K},      TensorType{12, "Q4_K", DType::kQ4_K},       TensorType{13, "Q5_K", DType::kQ5_K},
     TensorType{14, "Q6_K", DType::kQ6_K},      TensorType{15, "Q8_K", DType::kInvalid},    TensorType{16, "IQ2_XXS", DType::kInvalid},
     TensorType{17, "IQ2_XS", DType::kInvalid}, TensorType{18, "IQ3_XXS", DType::kInvalid}, TensorType{19, "IQ1_S", DType::kInvalid},
     TensorType{20, "IQ4_NL", DType::kInvalid}, TensorType{21, "IQ3_S", DType::kInvalid},   TensorType{22, "IQ2_S", DType::kInvalid},
@@ -112,9 +112,25 @@ template <typename Stored>
 absl::Status ReadIntegers(Cursor& in, const std::string& what, GgufArray& array) {
   for (uint64_t i = 0; i < array.length; ++i) {
     ASSIGN_OR_RETURN(const Stored value, in.Number<Stored>(what));
-    array.integers.push_back(value);
+    if (!std::in_range<int64_t>(value)) return in.Wrong(absl::StrCat(what, " holds ", value, ", more than any number that is asked for"));
+    array.integers.push_back(static_cast<int64_t>(value));
   }
   return absl::OkStatus();
+}
+
+// Skips what holds no integers.
+absl::Status ReadNumbers(Cursor& in, uint32_t type, const std::string& what, GgufArray& array) {
+  switch (type) {
+    case kU8: return ReadIntegers<uint8_t>(in, what, array);
+    case kI8: return ReadIntegers<int8_t>(in, what, array);
+    case kU16: return ReadIntegers<uint16_t>(in, what, array);
+    case kI16: return ReadIntegers<int16_t>(in, what, array);
+    case kU32: return ReadIntegers<uint32_t>(in, what, array);
+    case kI32: return ReadIntegers<int32_t>(in, what, array);
+    case kU64: return ReadIntegers<uint64_t>(in, what, array);
+    case kI64: return ReadIntegers<int64_t>(in, what, array);
+    default: return in.Skip(what, array.length * kValueBytes[type]);
+  }
 }
 
 absl::StatusOr<GgufValue> ReadArray(Cursor& in, const std::string& key, GgufArrays arrays) {
@@ -126,7 +142,7 @@ absl::StatusOr<GgufValue> ReadArray(Cursor& in, const std::string& key, GgufArra
   const uint64_t bytes_min = type == kString ? sizeof(uint64_t) : kValueBytes[type];
   if (array.length > in.left() / bytes_min)
     return in.Cut(what, std::numeric_limits<uint64_t>::max() / 16 < array.length ? array.length : array.length * bytes_min);
-  const bool values = arrays == GgufArrays::kValues;
+  const bool values = arrays == GgufArrays::kValues && array.length <= kGgufArrayKeptMax;
   if (type == kString) {
     for (uint64_t i = 0; i < array.length; ++i) {
       if (values) {
@@ -136,10 +152,8 @@ absl::StatusOr<GgufValue> ReadArray(Cursor& in, const std::string& key, GgufArra
         RETURN_IF_ERROR(in.Skip(what, bytes));
       }
     }
-  } else if (values && type == kI32) {
-    RETURN_IF_ERROR(ReadIntegers<int32_t>(in, what, array));
-  } else if (values && type == kU32) {
-    RETURN_IF_ERROR(ReadIntegers<uint32_t>(in, what, array));
+  } else if (values) {
+    RETURN_IF_ERROR(ReadNumbers(in, type, what, array));
   } else {
     RETURN_IF_ERROR(in.Skip(what, array.length * kValueBytes[type]));
   }
@@ -215,9 +229,8 @@ absl::StatusOr<CheckpointTensor> ReadTensorInfo(Cursor& in, int file) {
 std::optional<uint64_t> Unsigned(const std::map<std::string, GgufValue, std::less<>>& metadata, std::string_view key) {
   const auto it = metadata.find(key);
   if (it == metadata.end()) return std::nullopt;
-  if (const auto* value = std::get_if<uint64_t>(&it->second)) return *value;
-  if (const auto* value = std::get_if<int64_t>(&it->second); value != nullptr && *value >= 0) return static_cast<uint64_t>(*value);
-  return std::nullopt;
+  const std::optional<int64_t> value = GgufInteger(it->second);
+  return value && *value >= 0 ? std::optional<uint64_t>(*value) : std::nullopt;
 }
 
 // One file's part of a model.
@@ -308,6 +321,12 @@ std::optional<SplitName> ParseSplitName(const std::string& path) {
 }
 
 }  // namespace
+
+std::optional<int64_t> GgufInteger(const GgufValue& value) {
+  if (const auto* number = std::get_if<int64_t>(&value)) return *number;
+  if (const auto* number = std::get_if<uint64_t>(&value); number != nullptr && std::in_range<int64_t>(*number)) return static_cast<int64_t>(*number);
+  return std::nullopt;
+}
 
 bool IsGgufPath(std::string_view path) { return path.ends_with(".gguf"); }
 

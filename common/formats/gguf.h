@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <variant>
@@ -18,7 +19,10 @@
 
 namespace hearth {
 
-// Strings and numbers of any width. Arrays (token lists and the like) leave their length alone, or with it their strings or integers of up to 32 bits.
+// What is kept of an array at most: there are fewer tokens than that, and nothing longer is asked for.
+inline constexpr uint64_t kGgufArrayKeptMax = uint64_t{1} << 24;
+
+// Strings and numbers of any width. Arrays (token lists and the like) leave their length alone, or with it their strings or integers.
 struct GgufArray {
   uint64_t length = 0;
   std::vector<std::string> strings;
@@ -27,6 +31,8 @@ struct GgufArray {
 };
 enum class GgufArrays { kLengths, kValues };
 using GgufValue = std::variant<int64_t, uint64_t, double, bool, std::string, GgufArray>;
+// An integer, whichever of the file's types it has; nothing for other values and for what 63 bits do not hold.
+std::optional<int64_t> GgufInteger(const GgufValue& value);
 
 struct GgufModel {
   std::vector<CheckpointFile> files;

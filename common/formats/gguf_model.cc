@@ -37,8 +37,7 @@ class Metadata {
   absl::StatusOr<int64_t> Int(const std::string& key) const {
     const GgufValue* value = Find(key);
     if (value == nullptr) return Refuse(key, "is missing");
-    if (const auto* u = std::get_if<uint64_t>(value); u != nullptr && *u <= uint64_t{1} << 62) return static_cast<int64_t>(*u);
-    if (const auto* i = std::get_if<int64_t>(value)) return *i;
+    if (const std::optional<int64_t> number = GgufInteger(*value)) return *number;
     return Refuse(key, "is no integer");
   }
   absl::StatusOr<int64_t> IntOr(const std::string& key, int64_t absent) const { return Find(key) == nullptr ? absent : Int(key); }
@@ -244,7 +243,7 @@ class TensorNames {
 
   absl::Status Add(CheckpointTensor tensor, const std::string& gguf_name, std::string name) {
     if (tensor.dtype == DType::kInvalid) {
-      return Refuse(tensor, gguf_name, absl::StrCat("is of type ", tensor.dtype_name, "; supported: F32, F16, BF16, Q8_0, Q6_K, Q4_K"));
+      return Refuse(tensor, gguf_name, absl::StrCat("is of type ", tensor.dtype_name, "; supported: F32, F16, BF16, Q8_0, Q6_K, Q5_K, Q4_K, Q3_K"));
     }
     tensor.name = name;
     tensors_.emplace(std::move(name), std::move(tensor));

@@ -2,11 +2,11 @@
 
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "common/formats/file_io.h"
-#include "common/formats/gguf_model.h"
 #include "common/formats/model_config.h"
 
 namespace hearth {
@@ -76,6 +76,7 @@ class TokenizerReader {
     json tokenizer;
     RETURN_IF_ERROR(AddTokens(tokenizer));
     ASSIGN_OR_RETURN(const GgufArray* merges, Array("tokenizer.ggml.merges"));
+    for (size_t i = 0; i < merges->strings.size(); ++i) RETURN_IF_ERROR(CheckMerge(merges->strings[i], i));
     tokenizer["model"]["type"] = "BPE";
     tokenizer["model"]["merges"] = merges->strings;
     tokenizer["model"]["ignore_merges"] = pre->whole_pieces_first;
@@ -93,10 +94,7 @@ class TokenizerReader {
   }
 
  private:
-  absl::Status Refuse(const std::string& key, std::string_view what) const {
-    return absl::InvalidArgumentError(absl::StrCat(model_.files[0].path, ": metadata key ", key, " ", Sv(what),
-                                                   "; put the model's own tokenizer.json and tokenizer_config.json beside the file"));
-  }
+  absl::Status Refuse(const std::string& key, std::string_view what) const { return RefuseGgufTokenizer(model_, key, what); }
   const GgufValue* Find(const std::string& key) const {
     const auto it = model_.metadata.find(key);
     return it == model_.metadata.end() ? nullptr : &it->second;
@@ -113,6 +111,8 @@ class TokenizerReader {
     const GgufValue* value = Find(key);
     if (value == nullptr) return Refuse(key, "is missing");
     const auto* array = std::get_if<GgufArray>(value);
+    if (array != nullptr && array->length > kGgufArrayKeptMax)
+      return Refuse(key, absl::StrCat("has ", array->length, " entries; at most ", kGgufArrayKeptMax, " are read"));
     if (array == nullptr || array->strings.size() != array->length) return Refuse(key, "is no array of strings");
     return array;
   }
@@ -127,21 +127,30 @@ class TokenizerReader {
     return Refuse("tokenizer.ggml.pre", absl::StrCat("is ", Quoted(name), "; supported: ", known));
   }
 
+  int64_t TypeOf(size_t id) const { return types_ == nullptr ? kNormal : types_->integers[id]; }
+  bool IsPiece(size_t id) const { return TypeOf(id) == kNormal || TypeOf(id) == kByte; }
+
   // The vocabulary, and beside it what is looked for in texts as it stands.
-  absl::Status AddTokens(json& tokenizer) const {
-    const GgufArray* types = nullptr;
+  absl::Status AddTokens(json& tokenizer) {
     if (const GgufValue* value = Find("tokenizer.ggml.token_type"); value != nullptr) {
-      types = std::get_if<GgufArray>(value);
-      if (types == nullptr || types->integers.size() != tokens_->length) return Refuse("tokenizer.ggml.token_type", "is no number for each token");
+      types_ = std::get_if<GgufArray>(value);
+      if (types_ == nullptr || types_->integers.size() != tokens_->length) return Refuse("tokenizer.ggml.token_type", "is no number for each token");
+    }
+    // The converter fills the list up to the model's vocabulary, so that each row of the embedding has its text.
+    if (const auto embedding = model_.tensors.find("token_embd.weight"); embedding != model_.tensors.end()) {
+      const auto rows = static_cast<uint64_t>(embedding->second.shape[0]);
+      if (tokens_->length != rows)
+        return Refuse("tokenizer.ggml.tokens", absl::StrCat("has ", tokens_->length, " entries, token_embd.weight ", rows, " rows"));
     }
     json vocabulary = json::object(), added = json::array();
     for (size_t id = 0; id < tokens_->strings.size(); ++id) {
       const std::string& text = tokens_->strings[id];
-      const int64_t type = types == nullptr ? kNormal : types->integers[id];
+      const int64_t type = TypeOf(id);
       if (type == kUnused) continue;  // a place without a token, whose text the converter made up
-      if (type == kNormal || type == kByte) {
-        const auto [it, is_new] = vocabulary.emplace(text, id);
-        if (!is_new) return Refuse("tokenizer.ggml.tokens", absl::StrCat("has ", Quoted(text), " twice, as ", it->dump(), " and ", id));
+      const auto [known, is_new] = ids_.emplace(text, id);
+      if (!is_new) return Refuse("tokenizer.ggml.tokens", absl::StrCat("has ", Quoted(text), " twice, as ", known->second, " and ", id));
+      if (IsPiece(id)) {
+        vocabulary[text] = id;
         continue;
       }
       if (type != kControl && type != kUnknown && type != kUserDefined) {
@@ -154,50 +163,79 @@ class TokenizerReader {
     return absl::OkStatus();
   }
 
+  absl::Status CheckMerge(std::string_view merge, size_t rank) const {
+    const auto refuse = [&](std::string_view why) {
+      return Refuse("tokenizer.ggml.merges", absl::StrCat("has ", Quoted(merge), " as entry ", rank, ", ", Sv(why)));
+    };
+    const size_t space = merge.find(' ');
+    if (space == std::string_view::npos || space == 0 || space + 1 == merge.size() || merge.find(' ', space + 1) != std::string_view::npos)
+      return refuse("which is not two tokens and a space between them");
+    const std::string_view left = merge.substr(0, space), right = merge.substr(space + 1);
+    std::string merged(left);
+    merged += right;
+    for (const std::string_view piece : {left, right, std::string_view(merged)}) {
+      const auto known = ids_.find(piece);
+      if (known == ids_.end() || !IsPiece(known->second)) return refuse(absl::StrCat("but ", Quoted(piece), " is no normal token"));
+    }
+    return absl::OkStatus();
+  }
+
   absl::StatusOr<json> Config(const PreTokenizerKind& pre) const {
     json config = json::object();
     for (const char* which : {"bos", "eos"}) {
       const std::string id_key = absl::StrCat("tokenizer.ggml.", which, "_token_id"), add_key = absl::StrCat("tokenizer.ggml.add_", which, "_token");
       if (const GgufValue* value = Find(id_key); value != nullptr) {
-        const auto* id = std::get_if<uint64_t>(value);
-        if (id == nullptr || *id >= tokens_->length) return Refuse(id_key, absl::StrCat("is none of the ", tokens_->length, " tokens"));
-        config[absl::StrCat(which, "_token")] = tokens_->strings[*id];
+        const std::optional<int64_t> id = GgufInteger(*value);
+        if (!id) return Refuse(id_key, "is no integer");
+        if (*id < 0 || static_cast<uint64_t>(*id) >= tokens_->length || TypeOf(static_cast<size_t>(*id)) == kUnused)
+          return Refuse(id_key, absl::StrCat("is ", *id, ", none of the ", tokens_->length, " tokens that are in use"));
+        const std::string& text = tokens_->strings[static_cast<size_t>(*id)];
+        if (text.empty()) return Refuse(id_key, absl::StrCat("is ", *id, ", a token without a text"));
+        config[absl::StrCat(which, "_token")] = text;
       }
       if (const GgufValue* value = Find(add_key); value != nullptr) {
         const bool* add = std::get_if<bool>(value);
         if (add == nullptr) return Refuse(add_key, "is neither true nor false");
+        if (*add && Find(id_key) == nullptr) return Refuse(add_key, absl::StrCat("is true, but ", id_key, " is missing"));
         config[absl::StrCat("add_", which, "_token")] = *add;
       }
     }
     if (pre.add_bos && config.contains("bos_token") && !config.contains("add_bos_token")) config["add_bos_token"] = true;
-    if (Find("tokenizer.chat_template") != nullptr) {
-      ASSIGN_OR_RETURN(config["chat_template"], String("tokenizer.chat_template"));
+    if (Find(kGgufChatTemplate) != nullptr) {
+      ASSIGN_OR_RETURN(config["chat_template"], String(kGgufChatTemplate));
     }
     return config;
   }
 
-  // JSON is UTF-8, a GGUF string may be anything: the two ways to write what is not differ.
+  // JSON is UTF-8, a GGUF string may be anything.
   absl::StatusOr<std::string> Text(const json& value) const {
-    std::string text = value.dump(-1, ' ', false, json::error_handler_t::ignore);
-    if (text != value.dump(-1, ' ', false, json::error_handler_t::replace)) return Refuse("tokenizer.*", "holds text that is not UTF-8");
-    return text;
+    try {
+      return value.dump();
+    } catch (const json::type_error&) {
+      return Refuse("tokenizer.*", "holds text that is not UTF-8");
+    }
   }
 
   const GgufModel& model_;
   const GgufArray* tokens_ = nullptr;
+  const GgufArray* types_ = nullptr;                  // null: all are normal
+  std::unordered_map<std::string_view, size_t> ids_;  // of all tokens in use, by their texts
 };
 
 }  // namespace
 
 absl::StatusOr<TokenizerTexts> GgufTokenizerTexts(const GgufModel& model) { return TokenizerReader(model).Read(); }
 
-absl::StatusOr<std::optional<TokenizerTexts>> ReadGgufTokenizer(const std::string& model_path) {
+absl::Status RefuseGgufTokenizer(const GgufModel& model, std::string_view key, std::string_view what) {
+  return absl::InvalidArgumentError(absl::StrCat(model.files[0].path, ": metadata key ", Sv(key), " ", Sv(what),
+                                                 "; put the model's own tokenizer.json and tokenizer_config.json beside the file"));
+}
+
+absl::StatusOr<std::optional<TokenizerTexts>> ReadGgufTokenizer(const ModelFiles& files) {
   std::error_code error;
-  if (std::filesystem::exists(absl::StrCat(ModelFilesDir(model_path), "/tokenizer.json"), error)) return std::optional<TokenizerTexts>();
-  ASSIGN_OR_RETURN(const std::string gguf, FindGguf(model_path));
-  if (gguf.empty()) return std::optional<TokenizerTexts>();
-  ASSIGN_OR_RETURN(const GgufModel model, ReadGguf(gguf, GgufArrays::kValues));
-  ASSIGN_OR_RETURN(TokenizerTexts texts, GgufTokenizerTexts(model));
+  if (!files.gguf.has_value() || std::filesystem::exists(absl::StrCat(ModelFilesDir(files.path), "/tokenizer.json"), error))
+    return std::optional<TokenizerTexts>();
+  ASSIGN_OR_RETURN(TokenizerTexts texts, GgufTokenizerTexts(*files.gguf));
   return std::optional<TokenizerTexts>(std::move(texts));
 }
 

@@ -9,9 +9,11 @@
 
 #include <optional>
 #include <string>
+#include <string_view>
 
 #include "common/base/status.h"
 #include "common/formats/gguf.h"
+#include "common/formats/model_files.h"
 
 namespace hearth {
 
@@ -20,11 +22,15 @@ struct TokenizerTexts {
   std::string tokenizer_config_json;
 };
 
-// `model`: read with its arrays' values. Errors: InvalidArgument names the key, what is supported and, as the remedy, a tokenizer.json beside the file.
-absl::StatusOr<TokenizerTexts> GgufTokenizerTexts(const GgufModel& model);
+inline constexpr char kGgufChatTemplate[] = "tokenizer.chat_template";
 
-// Of the GGUF model that `model_path` stands for. Nothing for other models and where ModelFilesDir holds a tokenizer.json, which is believed before the
-// metadata. Errors: those of ReadGguf and GgufTokenizerTexts.
-absl::StatusOr<std::optional<TokenizerTexts>> ReadGgufTokenizer(const std::string& model_path);
+// `model`: read with its arrays' values. What it gives, a Tokenizer takes: all that one would refuse is refused here, by the metadata's own keys.
+// Errors: InvalidArgument names the key, what is supported and, as the remedy, a tokenizer.json beside the file.
+absl::StatusOr<TokenizerTexts> GgufTokenizerTexts(const GgufModel& model);
+// The error for a key of that metadata, in the words of the others. `what` goes on from the key: "is missing".
+absl::Status RefuseGgufTokenizer(const GgufModel& model, std::string_view key, std::string_view what);
+
+// Nothing for other models than GGUF's and where ModelFilesDir holds a tokenizer.json, which is believed before the metadata.
+absl::StatusOr<std::optional<TokenizerTexts>> ReadGgufTokenizer(const ModelFiles& files);
 
 }  // namespace hearth

@@ -11,7 +11,7 @@
 #include <memory>
 #include <nlohmann/json.hpp>
 
-#include "common/formats/gguf_test_util.h"
+#include "common/formats/gguf_test_tokenizer.h"
 #include "common/text/tokenizer.h"
 
 namespace hearth {
@@ -30,35 +30,9 @@ std::string SharedDir() { return Environment("HEARTH_SHARED_DIR", SourceDir() + 
 
 json ReadJson(const std::string& path) { return json::parse(std::ifstream(path)); }
 
-// The metadata of a tokenizer.json and its tokenizer_config.json.
 GgufTestWriter Converted(const std::string& dir, const std::string& pre) {
-  const json tokenizer = ReadJson(dir + "/tokenizer.json"), config = ReadJson(dir + "/tokenizer_config.json");
-  std::map<int32_t, std::pair<std::string, int32_t>> by_id;  // text and type
-  for (const auto& [text, id] : tokenizer["model"]["vocab"].items()) by_id[id] = {text, 1};
-  for (const json& added : tokenizer["added_tokens"]) by_id[added["id"]] = {added["content"], added["special"] ? 3 : 4};
-  std::vector<std::string> tokens, merges;
-  std::vector<int32_t> types;
   GgufTestWriter w;
-  for (const auto& [id, token] : by_id) {
-    for (; static_cast<int32_t>(tokens.size()) < id; types.push_back(5)) tokens.push_back("[PAD" + std::to_string(tokens.size()) + "]");
-    tokens.push_back(token.first);
-    types.push_back(token.second);
-    for (const char* which : {"bos", "eos"}) {
-      const json& special = config.value(std::string(which) + "_token", json());
-      const json text = special.is_object() ? special["content"] : special;
-      if (text == token.first) w.Uint32(std::string("tokenizer.ggml.") + which + "_token_id", static_cast<uint32_t>(id));
-    }
-  }
-  for (const json& merge : tokenizer["model"]["merges"]) {
-    merges.push_back(merge.is_string() ? merge.get<std::string>() : merge[0].get<std::string>() + " " + merge[1].get<std::string>());
-  }
-  w.String("tokenizer.ggml.model", "gpt2");
-  w.String("tokenizer.ggml.pre", pre);
-  w.Strings("tokenizer.ggml.tokens", tokens);
-  w.Int32s("tokenizer.ggml.token_type", types);
-  w.Strings("tokenizer.ggml.merges", merges);
-  if (config.contains("add_bos_token")) w.Bool("tokenizer.ggml.add_bos_token", config["add_bos_token"]);
-  if (config.contains("chat_template")) w.String("tokenizer.chat_template", config["chat_template"]);
+  AddTokenizer(w, dir, pre);
   return w;
 }
 
@@ -71,9 +45,13 @@ class GgufTokenizerTest : public ::testing::Test {
   ~GgufTokenizerTest() override { std::filesystem::remove_all(dir_); }
   std::string Path() const { return dir_ + "/model.gguf"; }
 
+  static absl::StatusOr<std::optional<TokenizerTexts>> Texts(const std::string& path) {
+    ASSIGN_OR_RETURN(const ModelFiles files, OpenModelFiles(path, GgufArrays::kValues));
+    return ReadGgufTokenizer(files);
+  }
   absl::StatusOr<std::unique_ptr<Tokenizer>> Load(const GgufTestWriter& w) {
     w.Write(Path());
-    const absl::StatusOr<std::optional<TokenizerTexts>> texts = ReadGgufTokenizer(Path());
+    const absl::StatusOr<std::optional<TokenizerTexts>> texts = Texts(Path());
     if (!texts.ok()) return texts.status();
     EXPECT_TRUE(texts->has_value());
     return Tokenizer::Parse((*texts)->tokenizer_json, (*texts)->tokenizer_config_json, Path());
@@ -181,16 +159,71 @@ TEST_F(GgufTokenizerTest, WhatCannotBeReadIsRefusedWithTheKeyAndTheRemedy) {
   refused(Small("deepseek-v3", {}, {}, {1, 1, 9}), "tokenizer.ggml.token_type", "9 for token 2");
   GgufTestWriter bos = Small("deepseek-v3", {}, {});
   bos.Uint32("tokenizer.ggml.bos_token_id", 3);
-  refused(bos, "tokenizer.ggml.bos_token_id", "none of the 3 tokens");
-  EXPECT_THAT(ErrorOf(Small("deepseek-v3", {}, {"a x"})), AllOf(HasSubstr("merges[0]"), HasSubstr("\"x\"")));
+  refused(bos, "tokenizer.ggml.bos_token_id", "is 3, none of the 3 tokens");
+  GgufTestWriter unused = Small("deepseek-v3", {"[PAD3]"}, {}, {1, 1, 1, 5});
+  unused.Uint32("tokenizer.ggml.eos_token_id", 3);
+  refused(unused, "tokenizer.ggml.eos_token_id", "none of the 4 tokens that are in use");
+  GgufTestWriter no_bos = Small("deepseek-v3", {}, {});
+  no_bos.Bool("tokenizer.ggml.add_bos_token", true);
+  refused(no_bos, "tokenizer.ggml.add_bos_token", "tokenizer.ggml.bos_token_id is missing");
+  refused(Small("deepseek-v3", {"ab"}, {"a b", "ab"}), "tokenizer.ggml.merges", "\"ab\" as entry 1, which is not two tokens");
+  for (const char* merge : {"", " ", "a ", " a", "a b a"}) refused(Small("deepseek-v3", {"ab"}, {merge}), "tokenizer.ggml.merges", "not two tokens");
+  refused(Small("deepseek-v3", {}, {"a x"}), "tokenizer.ggml.merges", "\"x\" is no normal token");
+  refused(Small("deepseek-v3", {}, {"a b"}), "tokenizer.ggml.merges", "\"ab\" is no normal token");
+  refused(Small("deepseek-v3", {"ab"}, {"a b"}, {1, 1, 1, 3}), "tokenizer.ggml.merges", "\"ab\" is no normal token");
+  // Special ones as well: of two ids for one text the model has learned one.
+  refused(Small("deepseek-v3", {"<s>", "<s>"}, {}, {1, 1, 1, 3, 3}), "tokenizer.ggml.tokens", "\"<s>\" twice, as 3 and 4");
+  refused(Small("deepseek-v3", {"<u>", "<u>"}, {}, {1, 1, 1, 3, 4}), "tokenizer.ggml.tokens", "\"<u>\" twice");
+  refused(Small("deepseek-v3", {"a"}, {}, {1, 1, 1, 3}), "tokenizer.ggml.tokens", "\"a\" twice");
+  GgufTestWriter rows = Small("deepseek-v3", {}, {});
+  rows.Tensor("token_embd.weight", DType::kF32, {4, 1}, std::string(16, '\0'));
+  refused(rows, "tokenizer.ggml.tokens", "has 3 entries, token_embd.weight 4 rows");
+}
+
+TEST_F(GgufTokenizerTest, IntegersOfEveryTypeAreRead) {
+  const auto array = [](uint32_t type, auto one, auto special) {
+    using W = GgufTestWriter;
+    return W::Raw(type) + W::Raw(uint64_t{4}) + W::Raw(one) + W::Raw(one) + W::Raw(one) + W::Raw(special);
+  };
+  using W = GgufTestWriter;
+  struct Type {
+    uint32_t id;
+    std::string three;
+    std::string types;
+  };
+  const Type all[] = {{0, W::Raw(uint8_t{3}), array(0, uint8_t{1}, uint8_t{3})},      {1, W::Raw(int8_t{3}), array(1, int8_t{1}, int8_t{3})},
+                      {2, W::Raw(uint16_t{3}), array(2, uint16_t{1}, uint16_t{3})},   {3, W::Raw(int16_t{3}), array(3, int16_t{1}, int16_t{3})},
+                      {4, W::Raw(uint32_t{3}), array(4, uint32_t{1}, uint32_t{3})},   {5, W::Raw(int32_t{3}), array(5, int32_t{1}, int32_t{3})},
+                      {10, W::Raw(uint64_t{3}), array(10, uint64_t{1}, uint64_t{3})}, {11, W::Raw(int64_t{3}), array(11, int64_t{1}, int64_t{3})}};
+  for (const Type& type : all) {
+    GgufTestWriter w = Small("deepseek-v3", {"<s>"}, {});
+    w.Pair("tokenizer.ggml.token_type", 9, type.types);
+    w.Pair("tokenizer.ggml.bos_token_id", type.id, type.three);
+    const auto tokenizer = Load(w);
+    ASSERT_TRUE(tokenizer.ok()) << type.id << ": " << tokenizer.status();
+    EXPECT_EQ((*tokenizer)->bos_id(), 3) << type.id;
+    EXPECT_TRUE((*tokenizer)->IsSpecial(3)) << type.id;
+  }
+  GgufTestWriter negative = Small("deepseek-v3", {}, {});
+  negative.Pair("tokenizer.ggml.bos_token_id", 5, W::Raw(int32_t{-1}));
+  EXPECT_THAT(ErrorOf(negative), HasSubstr("tokenizer.ggml.bos_token_id is -1"));
+  GgufTestWriter real = Small("deepseek-v3", {}, {});
+  real.Float("tokenizer.ggml.bos_token_id", 1.0f);
+  EXPECT_THAT(ErrorOf(real), HasSubstr("tokenizer.ggml.bos_token_id is no integer"));
+  GgufTestWriter reals = Small("deepseek-v3", {}, {});
+  reals.Pair("tokenizer.ggml.token_type", 9, W::Raw(uint32_t{6}) + W::Raw(uint64_t{3}) + W::Raw(1.0f) + W::Raw(1.0f) + W::Raw(1.0f));
+  EXPECT_THAT(ErrorOf(reals), HasSubstr("tokenizer.ggml.token_type is no number for each token"));
+  GgufTestWriter huge = Small("deepseek-v3", {}, {});
+  huge.Pair("tokenizer.ggml.token_type", 9, W::Raw(uint32_t{10}) + W::Raw(uint64_t{1}) + W::Raw(~uint64_t{0}));
+  EXPECT_THAT(ErrorOf(huge), HasSubstr("holds 18446744073709551615"));
 }
 
 TEST_F(GgufTokenizerTest, ATokenizerJsonBesideTheFileIsBelieved) {
   Small("no such pre-tokenizer", {}, {}).Write(Path());
-  EXPECT_FALSE(ReadGgufTokenizer(Path()).ok());
+  EXPECT_FALSE(Texts(Path()).ok());
   std::ofstream(dir_ + "/tokenizer.json") << "{}";
   for (const std::string& path : {Path(), dir_}) {
-    const auto texts = ReadGgufTokenizer(path);
+    const auto texts = Texts(path);
     ASSERT_TRUE(texts.ok()) << texts.status();
     EXPECT_FALSE(texts->has_value());
   }

@@ -289,15 +289,13 @@ absl::StatusOr<ModelConfig> ParseModelConfig(std::string_view json_text, std::st
   return config;
 }
 
-absl::StatusOr<ModelTexts> ReadModelTexts(const std::string& model_dir) {
-  ASSIGN_OR_RETURN(const std::string gguf, FindGguf(model_dir));
-  if (!gguf.empty()) {
-    ASSIGN_OR_RETURN(const GgufModel model, ReadGguf(gguf));
-    ASSIGN_OR_RETURN(std::string config_text, GgufConfigJson(model));
+absl::StatusOr<ModelTexts> ReadModelTexts(const ModelFiles& files) {
+  if (files.gguf.has_value()) {
+    ASSIGN_OR_RETURN(std::string config_text, GgufConfigJson(*files.gguf));
     return ModelTexts{std::move(config_text), std::string()};
   }
-  ASSIGN_OR_RETURN(std::string config_text, ReadSmallFile(absl::StrCat(model_dir, "/", kConfigName), kConfigBytesMax));
-  const std::string generation_path = absl::StrCat(model_dir, "/", kGenerationName);
+  ASSIGN_OR_RETURN(std::string config_text, ReadSmallFile(absl::StrCat(files.path, "/", kConfigName), kConfigBytesMax));
+  const std::string generation_path = absl::StrCat(files.path, "/", kGenerationName);
   absl::StatusOr<std::string> generation_text = ReadSmallFile(generation_path, kConfigBytesMax);
   if (absl::IsNotFound(generation_text.status())) {
     generation_text = std::string();
@@ -310,11 +308,21 @@ absl::StatusOr<ModelTexts> ReadModelTexts(const std::string& model_dir) {
   return ModelTexts{std::move(config_text), *std::move(generation_text)};
 }
 
-absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_path) {
-  ASSIGN_OR_RETURN(const ModelTexts texts, ReadModelTexts(model_path));
+absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files) {
+  ASSIGN_OR_RETURN(const ModelTexts texts, ReadModelTexts(files));
   absl::StatusOr<ModelConfig> config = ParseModelConfig(texts.config_json, texts.generation_config_json);
-  if (!config.ok()) return Annotate(config.status(), model_path);
+  if (!config.ok()) return Annotate(config.status(), files.path);
   return config;
+}
+
+absl::StatusOr<ModelTexts> ReadModelTexts(const std::string& model_path) {
+  ASSIGN_OR_RETURN(const ModelFiles files, OpenModelFiles(model_path));
+  return ReadModelTexts(files);
+}
+
+absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_path) {
+  ASSIGN_OR_RETURN(const ModelFiles files, OpenModelFiles(model_path));
+  return ReadModelConfig(files);
 }
 
 std::string ModelFilesDir(const std::string& model_path) {

@@ -15,6 +15,7 @@
 
 #include "common/base/dtype.h"
 #include "common/base/status.h"
+#include "common/formats/model_files.h"
 
 namespace hearth {
 
@@ -137,7 +138,10 @@ struct ModelTexts {
   std::string config_json;
   std::string generation_config_json;  // empty: there is none
 };
-// Errors: NotFound when `model_path` is neither; those of ReadGguf.
+// Errors: NotFound when `files` is neither; InvalidArgument names the metadata key or, for the config, its own.
+absl::StatusOr<ModelTexts> ReadModelTexts(const ModelFiles& files);
+absl::StatusOr<ModelConfig> ReadModelConfig(const ModelFiles& files);
+// The same of a path. Errors: those of OpenModelFiles, too.
 absl::StatusOr<ModelTexts> ReadModelTexts(const std::string& model_path);
 absl::StatusOr<ModelConfig> ReadModelConfig(const std::string& model_path);
 // Where the tokenizer's files lie: the directory itself, or the one that holds the GGUF file.

@@ -10,6 +10,7 @@
 #include "absl/strings/str_cat.h"
 #include "common/formats/file_io.h"
 #include "common/formats/gguf_model.h"
+#include "common/formats/model_files.h"
 #include "common/formats/strict_json.h"
 
 namespace hearth {
@@ -223,16 +224,22 @@ absl::Status AddInt4Weights(TensorMap& tensors) {
 
 }  // namespace
 
-Int4Names Int4NamesOf(std::string_view weight) { return {absl::StrCat(Sv(weight), Sv(kPackedSuffix)), absl::StrCat(Sv(weight), "_scale")}; }
+Int4Names Int4NamesOf(std::string_view weight) {
+  return {absl::StrCat(Sv(weight), Sv(kPackedSuffix)), absl::StrCat(Sv(weight), "_scale"), absl::StrCat(Sv(weight), "_shape")};
+}
 
-absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& model_dir) {
-  ASSIGN_OR_RETURN(const std::string gguf, FindGguf(model_dir));
-  if (!gguf.empty()) {
-    ASSIGN_OR_RETURN(GgufModel model, ReadGguf(gguf));
+absl::StatusOr<Checkpoint> Checkpoint::Open(const std::string& model_path) {
+  ASSIGN_OR_RETURN(const ModelFiles files, OpenModelFiles(model_path));
+  return Open(files);
+}
+
+absl::StatusOr<Checkpoint> Checkpoint::Open(const ModelFiles& files) {
+  const std::string& model_dir = files.path;
+  if (files.gguf.has_value()) {
     Checkpoint checkpoint;
     checkpoint.dir_ = model_dir;
-    ASSIGN_OR_RETURN(checkpoint.tensors_, GgufTensors(model));
-    checkpoint.files_ = std::move(model.files);
+    ASSIGN_OR_RETURN(checkpoint.tensors_, GgufTensors(*files.gguf));
+    checkpoint.files_ = files.gguf->files;
     return checkpoint;
   }
   ASSIGN_OR_RETURN(const Inventory inventory, TakeInventory(model_dir));

@@ -17,6 +17,8 @@
 
 namespace hearth {
 
+struct ModelFiles;  // model_files.h
+
 // Where a tensor's bytes lie on disk.
 struct CheckpointTensor {
   std::string name;
@@ -43,11 +45,12 @@ inline constexpr uint64_t kSafetensorsHeaderMax = 100'000'000;
 absl::StatusOr<std::vector<CheckpointTensor>> ReadSafetensorsHeader(const std::string& path);
 
 // compressed-tensors' "pack-quantized" INT4: the weight `x.weight` [rows, columns] is there as `x.weight_packed`, I32 [rows, columns / 8] with column
-// 8 j + i in bits 4 i .. 4 i + 3 of word j as the number plus 8, and `x.weight_scale`, BF16 [rows, columns / 32]. A third, x.weight_shape, tells the
-// shape again. Such a weight is listed as one tensor of dtype kI4G32 beside these, whose `bytes` are those of both.
+// 8 j + i in bits 4 i .. 4 i + 3 of word j as the number plus 8, and `x.weight_scale`, BF16 [rows, columns / 32]. A third, x.weight_shape [2], tells the
+// shape again and is not read. Such a weight is listed as one tensor of dtype kI4G32 beside these, whose `bytes` are those of both.
 struct Int4Names {
   std::string packed;
   std::string scale;
+  std::string shape;
 };
 Int4Names Int4NamesOf(std::string_view weight);
 
@@ -59,7 +62,8 @@ Int4Names Int4NamesOf(std::string_view weight);
 // Face checkpoint of the model has (gguf_model.h).
 class Checkpoint {
  public:
-  static absl::StatusOr<Checkpoint> Open(const std::string& model_dir);
+  static absl::StatusOr<Checkpoint> Open(const ModelFiles& files);
+  static absl::StatusOr<Checkpoint> Open(const std::string& model_path);
   // One that is only described: no file is behind its tensors.
   static Checkpoint OfTensors(std::map<std::string, CheckpointTensor, std::less<>> tensors);
 

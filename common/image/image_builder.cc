@@ -120,7 +120,9 @@ absl::StatusOr<BuildResult> BuildImage(const BuildOptions& options) {
   ImageNeeds needs;
   for (const SegmentRow& segment : manifest.segments) needs.segment_bytes.push_back(segment.used_bytes);
   needs.manifest_bytes = ManifestBytes(manifest);
-  needs.reserve_bytes = options.reserve_bytes;
+  if (options.reserve) {
+    ASSIGN_OR_RETURN(needs.reserve_bytes, options.reserve(manifest));
+  }
   needs.heap_bytes = static_cast<uint64_t>(read.num_threads) * kReadBufferBytes;
   RETURN_IF_ERROR(CheckRoom(options.place.dir, needs));
 

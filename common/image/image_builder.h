@@ -11,6 +11,7 @@
 
 #include "common/base/hash.h"
 #include "common/base/status.h"
+#include "common/shm/manifest.h"
 #include "common/shm/region.h"
 
 namespace hearth {
@@ -33,7 +34,8 @@ struct BuildOptions {
   // Called when all else is done, just before the manifest becomes READY: what must exist together with the generation
   // (KV pool, table) is made here. Its error removes everything.
   std::function<absl::Status(const Hash128& generation)> before_ready;
-  uint64_t reserve_bytes = 0;  // must stay available in the shm directory afterwards (KV pool, rings)
+  // Bytes of the model that `planned` is of that must stay available in the shm directory afterwards (KV pool, rings); empty: none. Its error is the image's.
+  std::function<absl::StatusOr<uint64_t>(const Manifest& planned)> reserve;
 };
 
 struct BuildResult {

@@ -291,7 +291,9 @@ TEST(DescribedImage, HasTheRowsOfTheRealOne) {
   }
   EXPECT_EQ(found, described->tensors.size());
 
-  const auto image = WeightImage::WithoutWeights(*std::move(described));
+  const auto made = WeightImage::WithoutWeights(*std::move(described));
+  ASSERT_TRUE(made.ok()) << made.status();
+  const auto& image = *made;
   const auto expert = image->Expert(1, 31, 1);
   ASSERT_TRUE(expert.ok()) << expert.status();
   EXPECT_EQ(expert->record[expert->record_bytes - 1], 0) << "all of it can be read";
@@ -385,15 +387,16 @@ TEST_F(ImageTest, VerifyHoldsTheImageAgainstTheCheckpoint) {
 
 TEST_F(ImageTest, TooLittleRoomIsRefusedWithBothNumbers) {
   BuildOptions options = Options(FableDir(), 2);
-  options.reserve_bytes = uint64_t{1} << 50;
+  uint64_t reserve_bytes = uint64_t{1} << 50;
+  options.reserve = [&](const Manifest&) { return reserve_bytes; };
   const absl::StatusOr<ImagePlan> plan = PlanImage(FableDir(), 2);
   ASSERT_TRUE(plan.ok());
-  const uint64_t needed = plan->segment_bytes() + ManifestBytes(plan->manifest) + 3 * kRegionHeaderBytes + options.reserve_bytes;
+  const uint64_t needed = plan->segment_bytes() + ManifestBytes(plan->manifest) + 3 * kRegionHeaderBytes + reserve_bytes;
   const absl::Status status = BuildImage(options).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(Message(status), AllOf(HasSubstr(absl::StrCat("(", needed, " bytes), available ")), HasSubstr(place_.dir),
                                      HasSubstr("kept free for KV pool and rings 1125899906842624")));
-  options.reserve_bytes = UINT64_MAX;
+  reserve_bytes = UINT64_MAX;
   EXPECT_EQ(BuildImage(options).status().code(), absl::StatusCode::kResourceExhausted);
   EXPECT_TRUE(FilesLeft().empty());
 }

@@ -316,17 +316,18 @@ std::string ManifestTargetName(const Manifest& manifest, uint32_t target) {
 
 std::string ImagePlan::TargetName(uint32_t target) const { return ManifestTargetName(manifest, target); }
 
-absl::StatusOr<ImagePlan> PlanImage(const std::string& model_dir, int num_shards) {
+absl::StatusOr<ImagePlan> PlanImage(const std::string& model_path, int num_shards) {
   RETURN_IF_ERROR(CheckShards(num_shards));
   ImagePlan plan;
-  ASSIGN_OR_RETURN(ModelTexts texts, ReadModelTexts(model_dir));
+  ASSIGN_OR_RETURN(const ModelFiles files, OpenModelFiles(model_path));
+  ASSIGN_OR_RETURN(ModelTexts texts, ReadModelTexts(files));
   plan.manifest.config_json = std::move(texts.config_json);
   plan.manifest.generation_config_json = std::move(texts.generation_config_json);
-  plan.manifest.model_dir = model_dir;
+  plan.manifest.model_dir = model_path;
   absl::StatusOr<ModelConfig> config = ParseModelConfig(plan.manifest.config_json, plan.manifest.generation_config_json);
-  if (!config.ok()) return Annotate(config.status(), model_dir);
+  if (!config.ok()) return Annotate(config.status(), model_path);
   plan.config = *std::move(config);
-  ASSIGN_OR_RETURN(plan.checkpoint, Checkpoint::Open(model_dir));
+  ASSIGN_OR_RETURN(plan.checkpoint, Checkpoint::Open(files));
   std::vector<PlannedTensor> planned = PlanTensors(plan.config);
   RETURN_IF_ERROR(CheckPlan(plan.config, planned, plan.checkpoint));
   ASSIGN_OR_RETURN(std::vector<PlannedTensor> mtp, PlanMtp(plan.checkpoint, plan.config));

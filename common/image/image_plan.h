@@ -55,7 +55,7 @@ struct ImagePlan {
 
 // Errors: those of formats/*.h for config, checkpoint and plan; InvalidArgument for num_shards and for experts of mixed
 // dtypes.
-absl::StatusOr<ImagePlan> PlanImage(const std::string& model_dir, int num_shards);
+absl::StatusOr<ImagePlan> PlanImage(const std::string& model_path, int num_shards);
 
 // The image that a checkpoint of this config would make, without its MTP module: rows and sizes, no sums. From config.json alone, for simulation
 // (WeightImage::WithoutWeights). Errors: those of ParseModelConfig; InvalidArgument for num_shards.

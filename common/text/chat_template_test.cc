@@ -7,6 +7,7 @@
 
 #include <chrono>
 #include <cstdlib>
+#include <ctime>
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
@@ -341,6 +342,45 @@ Json ToolConversation(const Json& arguments) {
                       {{"role", "assistant"},
                        {"content", nullptr},
                        {"tool_calls", {{{"id", "call_1"}, {"type", "function"}, {"function", {{"name", "w"}, {"arguments", arguments}}}}}}}});
+}
+
+// A megabyte of each took ten seconds and more when a step looked at all that came before it.
+TEST(ChatTemplate, ReadingTakesTimeInProportion) {
+  const auto repeated = [](const std::string& piece) {
+    std::string text;
+    while (text.size() < 1'000'000) text += piece;
+    return text;
+  };
+  const auto numbered = [](const std::string& before, const std::string& after) {
+    std::string text;
+    for (int i = 0; text.size() < 1'000'000; ++i) text += before + std::to_string(i) + after;
+    return text;
+  };
+  const std::string sources[] = {"{% if a %}" + repeated("{% elif a %}") + "{% endif %}",
+                                 repeated("{##}"),
+                                 repeated("{% raw %}{% endraw %}"),
+                                 repeated("  {% if a %}  {% endif %}"),
+                                 numbered("{% set a", " = 1 %}"),
+                                 numbered("{% macro m", "() %}{% endmacro %}")};
+  for (const std::string& source : sources) {
+    const std::clock_t begin = std::clock();
+    EXPECT_TRUE(ChatTemplate::Parse(source).ok()) << source.substr(0, 40);
+    EXPECT_LT(static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC, 4.0) << source.substr(0, 40);
+  }
+  EXPECT_THAT(Rendered("{% macro m(" + numbered("a", ",") + "b) %}{% endmacro %}"), HasSubstr("more than 1000 parameters"));
+  EXPECT_THAT(Rendered("{{ dict(" + numbered("a", "=1,") + "b=1) }}"), HasSubstr("more than 1000 named arguments"));
+}
+
+// More names than are searched one by one: set again, looked up from inside, gone with their frame.
+TEST(ChatTemplate, AFrameOfManyNames) {
+  std::string sets, sum = "0";
+  for (int i = 0; i < 40; ++i) {
+    sets += "{% set a" + std::to_string(i) + " = " + std::to_string(i) + " %}";
+    sum += " + a" + std::to_string(i);
+  }
+  EXPECT_EQ(Rendered(sets + "{% set a3 = 103 %}{% set a39 = 139 %}{{ " + sum + " }}"), "980");
+  EXPECT_EQ(Rendered(sets + "{% for i in [1, 2] %}{{ a39 }}{% set a39 = i %}{{ a39 }} {% endfor %}{{ a39 }}"), "391 392 39");
+  EXPECT_EQ(Rendered("{% for i in [1, 2] %}{{ a39 is defined }}" + sets + "{{ " + sum + " }} {% endfor %}"), "False780 False780 ");
 }
 
 std::string Fitted(const std::string& source, const Json& messages) {

@@ -4,14 +4,23 @@
 #include <cerrno>
 #include <cstring>
 #include <iostream>
-#include <optional>
 
 #include "common/base/process.h"
-#include "common/formats/gguf_tokenizer.h"
 #include "common/formats/model_config.h"
+#include "common/text/model_text.h"
 #include "services/cli/command.h"
 
 namespace hearth {
+namespace {
+
+// What the store and the router read of a model before its weights.
+absl::Status CheckModel(const std::string& path) {
+  ASSIGN_OR_RETURN(const ModelFiles files, OpenModelFiles(path, GgufArrays::kValues));
+  RETURN_IF_ERROR(ReadModelConfig(files).status());
+  return ReadModelText(files).status();
+}
+
+}  // namespace
 
 void AddConfig(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("config", "check node.toml and print every key with the value in force");
@@ -22,18 +31,8 @@ void AddConfig(CLI::App& app, int& exit_code) {
       exit_code = Fail("config", absl::InvalidArgumentError(config.status().message()));
       return;
     }
-    if (const absl::StatusOr<ModelTexts> texts = ReadModelTexts(config->model_path); !texts.ok()) {
-      exit_code = Fail("config", absl::InvalidArgumentError(absl::StrCat("model.path: ", texts.status().message())));
-      return;
-    }
-    const absl::StatusOr<std::optional<TokenizerTexts>> tokenizer = ReadGgufTokenizer(config->model_path);
-    if (!tokenizer.ok()) {
-      exit_code = Fail("config", absl::InvalidArgumentError(absl::StrCat("model.path: ", tokenizer.status().message())));
-      return;
-    }
-    if (const std::string file = ModelFilesDir(config->model_path) + "/tokenizer.json"; !tokenizer->has_value() && access(file.c_str(), R_OK) != 0) {
-      exit_code = Fail("config", absl::InvalidArgumentError(absl::StrCat("model.path: ", file, ": ", strerror(errno),
-                                                                         "; it comes with the model's Hugging Face repository")));
+    if (const absl::Status model = CheckModel(config->model_path); !model.ok()) {
+      exit_code = Fail("config", absl::InvalidArgumentError(absl::StrCat("model.path: ", model.message())));
       return;
     }
     if (access(config->shm_dir.c_str(), X_OK) != 0) {

@@ -1,27 +1,18 @@
 #include "services/router/model_info.h"
 
 #include <algorithm>
-#include <optional>
 
 #include "common/base/logging.h"
 #include "common/base/time.h"
-#include "common/formats/gguf_tokenizer.h"
 #include "common/formats/model_config.h"
+#include "common/text/model_text.h"
 
 namespace hearth::router {
-namespace {
-
-absl::StatusOr<std::unique_ptr<Tokenizer>> LoadTokenizer(const std::string& model_path) {
-  ASSIGN_OR_RETURN(const std::optional<TokenizerTexts> texts, ReadGgufTokenizer(model_path));
-  if (!texts.has_value()) return Tokenizer::Load(ModelFilesDir(model_path));
-  return Tokenizer::Parse(texts->tokenizer_json, texts->tokenizer_config_json, absl::StrCat(model_path, ": tokenizer of its metadata"));
-}
-
-}  // namespace
 
 absl::StatusOr<ModelInfo> ModelInfo::Load(const NodeConfig& config, const std::string& model_dir) {
   ModelInfo info;
-  ASSIGN_OR_RETURN(const ModelConfig model, ReadModelConfig(model_dir));
+  ASSIGN_OR_RETURN(const ModelFiles files, OpenModelFiles(model_dir, GgufArrays::kValues));
+  ASSIGN_OR_RETURN(const ModelConfig model, ReadModelConfig(files));
   for (const std::string& note : model.notes) spdlog::info("{}", note);
   info.name = config.model_name_is_default ? DefaultModelName(model_dir) : config.model_name;
   info.architecture = model.architecture;
@@ -32,17 +23,13 @@ absl::StatusOr<ModelInfo> ModelInfo::Load(const NodeConfig& config, const std::s
   if (config.kv_pool_tokens > 0 && config.kv_pool_bytes == 0) {
     info.context_tokens = static_cast<int32_t>(std::min(model.max_position_embeddings, config.kv_pool_tokens));
   }
-  ASSIGN_OR_RETURN(std::unique_ptr<Tokenizer> tokenizer, LoadTokenizer(model_dir));
+  ASSIGN_OR_RETURN(const ModelText text, ReadModelText(files));
+  info.tokenizer = text.tokenizer;
+  info.chat_template = text.chat_template;
   info.eos_ids = model.eos_token_ids;
-  if (const auto eos = tokenizer->eos_id(); eos && std::find(info.eos_ids.begin(), info.eos_ids.end(), *eos) == info.eos_ids.end()) {
+  if (const auto eos = info.tokenizer->eos_id(); eos && std::find(info.eos_ids.begin(), info.eos_ids.end(), *eos) == info.eos_ids.end()) {
     info.eos_ids.push_back(*eos);
   }
-  if (const std::string_view source = tokenizer->chat_template(); !source.empty()) {
-    auto parsed = ChatTemplate::Parse(source);
-    if (!parsed.ok()) return Annotate(parsed.status(), absl::StrCat(model_dir, ": chat template"));
-    info.chat_template = *std::move(parsed);
-  }
-  info.tokenizer = std::move(tokenizer);
   info.created_seconds = UnixNowSeconds();
   return info;
 }

@@ -294,16 +294,18 @@ absl::Status Generations::Adopt(bool* needs_load) {
 absl::StatusOr<Hash128> Generations::Build(const LoadRequestOptions& options,
                                            const std::function<void(std::string_view, const LoadProgress&)>& report) {
   report("planning", {});
-  ASSIGN_OR_RETURN(const ModelTexts texts, ReadModelTexts(options.model_dir));
   // The stamp is taken before the bytes are read: a file that changes meanwhile makes the next start load anew.
   const uint64_t stamp = SourceStamp(options.model_dir);
-  ASSIGN_OR_RETURN(const Sizes sizes, SizesFor(texts.config_json, ""));
+  Sizes sizes;
   BuildOptions build;
   build.model_dir = options.model_dir;
   build.place = place_;
   build.num_shards = NumShards();
   build.num_threads = static_cast<int>(config_.load_threads);
-  build.reserve_bytes = sizes.bytes;
+  build.reserve = [&](const Manifest& planned) -> absl::StatusOr<uint64_t> {
+    ASSIGN_OR_RETURN(sizes, SizesFor(planned.config_json, planned.generation_config_json));
+    return sizes.bytes;
+  };
   build.cancelled = options.cancelled;
   build.allocating = [&](const LoadProgress& progress) { report("allocating", progress); };
   build.progress = [&](const LoadProgress& progress) { report("loading", progress); };

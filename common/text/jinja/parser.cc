@@ -15,6 +15,7 @@ namespace {
 constexpr int kMaxExpressionDepth = 400;  // of a tree: `a + b + c ...` counts, too
 constexpr int kMaxParseDepth = 100;       // of brackets, conditions and calls inside each other
 constexpr int kMaxBlockDepth = 100;
+constexpr size_t kMaxNamed = 1000;  // parameters of a macro, named arguments of a call: each is looked for among all
 
 class Parser {
  public:
@@ -235,6 +236,7 @@ class Parser {
     while (!IsOp(")")) {
       if (!parameters.names.empty()) ExpectOp(",");
       const Token name = ExpectName();
+      if (parameters.names.size() == kMaxNamed) FailAt(name, Cat("a macro of more than ", kMaxNamed, " parameters"));
       if (name.text == "caller") macro.uses_caller = true;
       parameters.names.push_back(Intern(name.text));
       if (SkipOp("=")) {
@@ -652,6 +654,7 @@ class Parser {
         arguments.double_star = adopt(ParseExpression());
       } else if (Current().type == TokenType::kName && Ahead().type == TokenType::kOperator && Ahead().text == "=") {
         if (arguments.double_star != nullptr) FailAt(open, "invalid arguments of a call");
+        if (arguments.named.size() == kMaxNamed) FailAt(Current(), Cat("a call with more than ", kMaxNamed, " named arguments"));
         std::string name = Next().text;
         Next();
         arguments.named.emplace_back(std::move(name), adopt(ParseExpression()));
