@@ -39,6 +39,8 @@ struct SynthTensor {
   std::string values_of;  // the tensor whose values it has: its own, but for copies
   std::vector<int64_t> shape;
   SynthSpec spec;
+  std::string file_dtype;  // as the header spells it; empty: spec.dtype's name
+  std::string literal;     // the bytes themselves, where they are no random values
 
   uint64_t count() const {
     uint64_t n = 1;
@@ -64,12 +66,26 @@ double WeightSpread(const ModelConfig& config, const PlannedTensor& tensor) {
   return 1.0 / (std::sqrt(inputs) * depth);
 }
 
-std::vector<SynthTensor> DescribeTensors(const ModelConfig& config) {
+// An INT4 weight as compressed-tensors packs it (safetensors.h), in the three tensors that Kimi-K2-Thinking's checkpoint has for each.
+void AddInt4(const PlannedTensor& planned, double spread, std::vector<SynthTensor>& out) {
+  const int64_t rows = planned.shape[0], columns = planned.shape[1], group = BlockOf(DType::kI4G32).elements;
+  const Int4Names names = Int4NamesOf(planned.name);
+  out.push_back({names.packed, names.packed, {rows, columns / 8}, SynthSpec::Int4Words(), "I32", ""});
+  out.push_back({names.scale, names.scale, {rows, columns / group}, {DType::kBF16, spread / kInt4CodeSpread, 0.25, /*log_normal=*/true}, "", ""});
+  SynthTensor shape{names.shape, names.shape, {2}, {DType::kF32}, "I32", std::string(8, '\0')};
+  for (size_t i = 0; i < 2; ++i) {
+    const auto side = static_cast<int32_t>(planned.shape[i]);
+    std::memcpy(&shape.literal[4 * i], &side, sizeof(side));
+  }
+  out.push_back(std::move(shape));
+}
+
+absl::StatusOr<std::vector<SynthTensor>> DescribeTensors(const ModelConfig& config) {
   std::vector<SynthTensor> out;
   std::vector<PlannedTensor> plan = PlanTensors(config), mtp = PlanMtpTensors(config);
   plan.insert(plan.end(), std::make_move_iterator(mtp.begin()), std::make_move_iterator(mtp.end()));
   for (const PlannedTensor& planned : plan) {
-    SynthTensor tensor{planned.name, planned.copy_of.empty() ? planned.name : planned.copy_of, planned.shape, {}};
+    SynthTensor tensor{planned.name, planned.copy_of.empty() ? planned.name : planned.copy_of, planned.shape, {}, "", ""};
     switch (planned.role) {
       case TensorRole::kEmbedding: tensor.spec = {DType::kBF16, 0.0, 1.0}; break;
       // Logits of spread 3: clear favourites, but no certainty.
@@ -80,6 +96,14 @@ std::vector<SynthTensor> DescribeTensors(const ModelConfig& config) {
       case TensorRole::kGateBias: tensor.spec = {DType::kF32, 0.0, 0.02}; break;
       default: tensor.spec = {DType::kBF16, 0.0, WeightSpread(config, planned)}; break;
     }
+    if (PublishedDType(config, planned) == DType::kI4G32) {
+      if (planned.shape[1] % BlockOf(DType::kI4G32).elements != 0) {
+        return absl::InvalidArgumentError(absl::StrCat(planned.name, " has rows of ", planned.shape[1],
+                                                       " numbers, no whole groups of 32: change hidden_size or moe_intermediate_size"));
+      }
+      AddInt4(planned, tensor.spec.spread, out);
+      continue;
+    }
     if (PublishedDType(config, planned) != DType::kF8E4M3) {
       out.push_back(std::move(tensor));
       continue;
@@ -87,7 +111,9 @@ std::vector<SynthTensor> DescribeTensors(const ModelConfig& config) {
     SynthTensor scale{planned.name + "_scale_inv",
                       planned.name + "_scale_inv",
                       {ScaleBlocks(planned.shape[0]), ScaleBlocks(planned.shape[1])},
-                      {DType::kF32, tensor.spec.spread / kF8CodeSpread, 0.25, /*log_normal=*/true}};
+                      {DType::kF32, tensor.spec.spread / kF8CodeSpread, 0.25, /*log_normal=*/true},
+                      "",
+                      ""};
     tensor.spec = {DType::kF8E4M3, 0.0, kF8CodeSpread};
     out.push_back(std::move(tensor));
     out.push_back(std::move(scale));
@@ -116,7 +142,8 @@ std::string ShardHeader(const Shard& shard) {
   std::string json = R"({"__metadata__":{"format":"pt"})";
   uint64_t offset = 0;
   for (const SynthTensor& tensor : shard.tensors) {
-    absl::StrAppend(&json, ",\"", tensor.name, R"(":{"dtype":")", std::string(DTypeName(tensor.spec.dtype)), R"(","shape":[)",
+    absl::StrAppend(&json, ",\"", tensor.name, R"(":{"dtype":")",
+                    tensor.file_dtype.empty() ? std::string(DTypeName(tensor.spec.dtype)) : tensor.file_dtype, R"(","shape":[)",
                     absl::StrJoin(tensor.shape, ","), R"(],"data_offsets":[)", offset, ",", offset + tensor.bytes(), "]}");
     offset += tensor.bytes();
   }
@@ -223,7 +250,8 @@ absl::Status WriteSynthCheckpoint(const std::string& config_json, const SynthOpt
   ASSIGN_OR_RETURN(const ModelConfig config, ParseModelConfig(config_json, ""));
   if (options.out_dir.empty()) return absl::InvalidArgumentError("out_dir is missing");
   ASSIGN_OR_RETURN(const auto tokenizer_files, TokenizerFiles(config, options.tokenizer_dir));
-  const std::vector<Shard> shards = CutShards(DescribeTensors(config), options.shard_bytes);
+  ASSIGN_OR_RETURN(std::vector<SynthTensor> tensors, DescribeTensors(config));
+  const std::vector<Shard> shards = CutShards(std::move(tensors), options.shard_bytes);
   uint64_t total = 0;
   for (const Shard& shard : shards) total += shard.bytes;
   RETURN_IF_ERROR(PrepareDirectory(options.out_dir, total));
@@ -235,12 +263,14 @@ absl::Status WriteSynthCheckpoint(const std::string& config_json, const SynthOpt
     const std::string header = ShardHeader(shard);
     RETURN_IF_ERROR(file.Write(header.data(), header.size()));
     for (const SynthTensor& tensor : shard.tensors) {
-      RETURN_IF_ERROR(values.Stream(tensor.values_of, tensor.spec, tensor.count(), [&](const void* data, uint64_t bytes) {
+      const auto write = [&](const void* data, uint64_t bytes) {
         RETURN_IF_ERROR(file.Write(data, bytes));
         done += bytes;
         if (options.progress) options.progress(done, total);
         return absl::OkStatus();
-      }));
+      };
+      RETURN_IF_ERROR(tensor.literal.empty() ? values.Stream(tensor.values_of, tensor.spec, tensor.count(), write)
+                                             : write(tensor.literal.data(), tensor.literal.size()));
     }
     RETURN_IF_ERROR(file.Close());
   }

@@ -20,8 +20,8 @@ struct SynthOptions {
   std::function<void(uint64_t done, uint64_t total)> progress;  // bytes; may be null
 };
 
-// `config_json`: a config.json of a supported architecture; with quantization_config the linear weights are FP8 E4M3
-// with 128x128 scales, else BF16. Values keep activations near unit size through any depth, so that answers are finite
+// `config_json`: a config.json of a supported architecture; what its quantization_config names is written as published checkpoints have it: linear
+// weights in FP8 E4M3 with 128x128 scales, or routed experts in packed INT4 (safetensors.h); all else in BF16. Values keep activations near unit size through any depth, so that answers are finite
 // and varied. With num_nextn_predict_layers one MTP module is written, its embedding and head the main model's, as in DeepSeek's own checkpoints.
 // config.json is written last, so that an interrupted run leaves no directory that passes for a model. Memory stays at
 // a few pools of some megabytes for any size. Errors: InvalidArgument (config, vocabulary too small for the byte-level

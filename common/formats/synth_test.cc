@@ -10,6 +10,7 @@
 #include <filesystem>
 #include <vector>
 
+#include "absl/strings/str_cat.h"
 #include "common/formats/config_test_base.h"
 #include "common/formats/formats_test_util.h"
 #include "common/formats/tensor_plan.h"
@@ -97,6 +98,80 @@ TEST(Synth, ShardsAndOrderDontChangeTheValues) {
     same += TensorBytes(*one, name) == TensorBytes(*other, name);
   }
   EXPECT_EQ(same, 0);
+}
+
+// As Kimi-K2-Thinking's config.json says it, and as its index names and its files shape an expert's tensors.
+json Int4Config() {
+  json j = BaseV3();
+  j["moe_intermediate_size"] = 384;
+  j["hidden_size"] = 256;
+  const json weights = {{"actorder", nullptr},  {"block_structure", nullptr},        {"dynamic", false},    {"group_size", 32},  {"num_bits", 4},
+                        {"observer", "minmax"}, {"observer_kwargs", json::object()}, {"strategy", "group"}, {"symmetric", true}, {"type", "int"}};
+  j["quantization_config"] = {
+      {"config_groups",
+       {{"group_0", {{"input_activations", nullptr}, {"output_activations", nullptr}, {"targets", {"Linear"}}, {"weights", weights}}}}},
+      {"format", "pack-quantized"},
+      {"ignore", {"lm_head", "re:.*self_attn.*", "re:.*shared_experts.*", R"(re:.*mlp\.(gate|up|gate_up|down)_proj.*)"}},
+      {"kv_cache_scheme", nullptr},
+      {"quant_method", "compressed-tensors"},
+      {"quantization_status", "compressed"}};
+  return j;
+}
+
+TEST(Synth, Int4ExpertsArePackedAsPublished) {
+  TempDir dir;
+  const std::string out = dir.At("m");
+  const absl::Status written = WriteSynthCheckpoint(Int4Config().dump(), Options(out, 1, 1'000'000));
+  ASSERT_TRUE(written.ok()) << written;
+  const auto config = ReadModelConfig(out);
+  ASSERT_TRUE(config.ok()) << config.status();
+  ASSERT_TRUE(config->int4_groups);
+  const auto checkpoint = Checkpoint::Open(out);
+  ASSERT_TRUE(checkpoint.ok()) << checkpoint.status();
+  const std::vector<PlannedTensor> plan = PlanTensors(*config);
+  const absl::Status fits = CheckPlan(*config, plan, *checkpoint);
+  ASSERT_TRUE(fits.ok()) << fits;
+  size_t experts = 0;
+  for (const PlannedTensor& planned : plan) {
+    const CheckpointTensor* tensor = checkpoint->Find(planned.name);
+    ASSERT_NE(tensor, nullptr) << planned.name;
+    if (planned.expert < 0) {
+      EXPECT_NE(tensor->dtype, DType::kI4G32) << planned.name;
+      continue;
+    }
+    ++experts;
+    EXPECT_EQ(tensor->dtype, DType::kI4G32) << planned.name;
+    const std::string shape = TensorBytes(*checkpoint, planned.name + "_shape");
+    int32_t sides[2];
+    ASSERT_EQ(shape.size(), sizeof(sides));
+    std::memcpy(sides, shape.data(), sizeof(sides));
+    EXPECT_EQ((std::vector<int64_t>{sides[0], sides[1]}), planned.shape) << planned.name;
+  }
+  EXPECT_GT(experts, 0u);
+  const std::string name = absl::StrCat("model.layers.", config->first_k_dense_replace, ".mlp.experts.0.down_proj.weight");
+  const CheckpointTensor *packed = checkpoint->Find(name + "_packed"), *scale = checkpoint->Find(name + "_scale");
+  ASSERT_TRUE(packed != nullptr && scale != nullptr);
+  EXPECT_EQ(packed->dtype_name, "I32");
+  EXPECT_EQ(packed->shape, (std::vector<int64_t>{256, 384 / 8}));
+  EXPECT_EQ(scale->dtype_name, "BF16");
+  EXPECT_EQ(scale->shape, (std::vector<int64_t>{256, 384 / 32}));
+  EXPECT_EQ(checkpoint->Find(name + "_shape")->dtype_name, "I32");
+  // The numbers that the two stand for are as large as the other formats' weights.
+  const std::string words = TensorBytes(*checkpoint, name + "_packed"), scales = TensorBytes(*checkpoint, name + "_scale");
+  const absl::Status good = CheckValues(name + "_scale", DType::kBF16, scales.data(), scales.size() / 2, true);
+  EXPECT_TRUE(good.ok()) << good;
+  double squares = 0;
+  for (size_t i = 0; i < 256 * 384; ++i) {
+    bf16 s;
+    std::memcpy(&s, &scales[i / 32 * 2], 2);
+    const double x = ToFloat(s) * (((static_cast<uint8_t>(words[i / 2]) >> (i % 2 * 4)) & 15) - 8);
+    squares += x * x;
+  }
+  const double depth = std::sqrt(2.0 * static_cast<double>(config->num_hidden_layers));
+  EXPECT_NEAR(std::sqrt(squares / (256 * 384)) * std::sqrt(384.0) * depth, 1.0, 0.1);
+  json odd = Int4Config();
+  odd["moe_intermediate_size"] = 80;
+  EXPECT_THAT(std::string(WriteSynthCheckpoint(odd.dump(), Options(dir.At("odd"))).message()), HasSubstr("no whole groups of 32"));
 }
 
 TEST(Synth, WeightsHaveTheSpreadThatKeepsActivationsNearOne) {

@@ -55,7 +55,25 @@ SynthValues::SynthValues(uint64_t seed) : seed_(seed), normals_(kNormals) {
   }
 }
 
+std::vector<unsigned char> SynthValues::Int4Pool() const {
+  std::vector<unsigned char> pool((1024 * 1024 + 12345) * sizeof(uint32_t));
+  SynthRandom random(seed_, "int4");
+  const auto nibble = [&](uint64_t index) {
+    const double code = std::round(kInt4CodeSpread * normals_[index & 0xffff]);
+    return static_cast<unsigned>(std::clamp(code, -8.0, 7.0) + 8.0);
+  };
+  for (unsigned char& byte : pool) {
+    const uint64_t bits = random.Next();
+    byte = static_cast<unsigned char>(nibble(bits) | nibble(bits >> 16) << 4);
+  }
+  return pool;
+}
+
 const std::vector<unsigned char>& SynthValues::Pool(const SynthSpec& spec) {
+  if (spec.int4_words) {
+    if (int4_pool_.empty()) int4_pool_ = Int4Pool();
+    return int4_pool_;
+  }
   std::vector<unsigned char>& pool = pools_[Key{{spec.dtype, spec.log_normal}, {spec.mean, spec.spread}}];
   if (!pool.empty()) return pool;
   const size_t element = DTypeBytes(spec.dtype, 1);

@@ -36,11 +36,15 @@ struct SynthSpec {
   double mean = 0.0;
   double spread = 1.0;      // standard deviation; of the logarithm when `log_normal`
   bool log_normal = false;  // mean * exp(spread * normal): scales
+  bool int4_words = false;  // words of eight nibbles, each a number from -8 to 7 of kInt4CodeSpread, plus 8; dtype is one of as many bytes
+  static SynthSpec Int4Words() { return {.dtype = DType::kF32, .int4_words = true}; }
 };
 
 // Standard deviation of the FP8 codes' values in every FP8 weight; the block scales bring them to size. 7 of it reach
 // the largest code.
 inline constexpr double kF8CodeSpread = 64.0;
+// The same of INT4 numbers: nearly 3 of it reach the largest.
+inline constexpr double kInt4CodeSpread = 2.5;
 
 class SynthValues {
  public:
@@ -70,10 +74,12 @@ class SynthValues {
   using Key = std::pair<std::pair<DType, bool>, std::pair<double, double>>;
 
   const std::vector<unsigned char>& Pool(const SynthSpec& spec);
+  std::vector<unsigned char> Int4Pool() const;
 
   uint64_t seed_;
   std::vector<float> normals_;  // a table of standard normal numbers, symmetric, so that their mean is exactly 0
   std::map<Key, std::vector<unsigned char>> pools_;
+  std::vector<unsigned char> int4_pool_;
 };
 
 }  // namespace hearth

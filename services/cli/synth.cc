@@ -28,7 +28,8 @@ int Synth(const std::string& config_json_path, const SynthOptions& options) {
 void AddSynth(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand("synth", "write a random checkpoint of any given config.json");
   command->footer(
-      "The checkpoint has the layout of a published one (safetensors with index, FP8 blocks where the config says so) and random weights that keep\n"
+      "The checkpoint has the layout of a published one (safetensors with index; FP8 blocks or packed INT4 experts where the config says so) and "
+      "random weights that keep\n"
       "activations in range: it loads, runs at full speed and writes nonsense. Memory stays flat, so 20 GB are no problem.\n\n"
       "  hearth synth --config-json my/config.json --out /data/synth --tokenizer deploy/models/fable-moe");
   auto config_json = std::make_shared<std::string>();
