@@ -48,6 +48,15 @@ function(hearth_test name)
   hearth_test_properties(${name} ${A_TIMEOUT} "${A_LABELS}")
 endfunction()
 
+# hearth_test_tool(NAME SRCS main.cc [DEPS targets ...])   a program that script tests run; lands in <build>/tests
+function(hearth_test_tool name)
+  cmake_parse_arguments(A "" "" "SRCS;DEPS" ${ARGN})
+  add_executable(${name} ${A_SRCS})
+  target_include_directories(${name} PRIVATE ${HEARTH_ROOT})
+  target_link_libraries(${name} PRIVATE ${A_DEPS} Threads::Threads)
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/tests)
+endfunction()
+
 # hearth_script_test(NAME COMMAND ... [TIMEOUT seconds])   a test that drives real processes
 function(hearth_script_test name)
   cmake_parse_arguments(A "" "TIMEOUT" "COMMAND;LABELS" ${ARGN})

@@ -13,7 +13,7 @@
 #include "common/base/check.h"
 #include "common/base/quant_blocks.h"
 #include "common/formats/file_io.h"
-#include "common/formats/gguf_test_util.h"
+#include "common/formats/gguf_test_tokenizer.h"
 #include "common/formats/model_config.h"
 #include "common/formats/safetensors.h"
 
@@ -61,13 +61,27 @@ std::string QuantizeBlock(DType dtype, const float* x) {
         or_at(128 + 32 * half + in_half % 32, (q >> 4) << (in_half / 32 * 2));
       }
     }
+  } else if (dtype == DType::kQ3_K) {
+    const uint16_t d = FloatToF16(largest(0, n) / 4 / 31);
+    Put16(out, 108, d);
+    for (int part = 0; part < 16; ++part) {
+      const int scale = nearest(largest(16 * part, 16) / 4, F16ToFloat(d), 0, 31);
+      or_at(96 + part % 8, ((scale + 32) & 15) << (part / 8 * 4));
+      or_at(104 + part % 4, ((scale + 32) >> 4) << (part / 4 * 2));
+      for (int i = 16 * part; i < 16 * part + 16; ++i) {
+        const int q = nearest(x[i], F16ToFloat(d) * static_cast<float>(scale), -4, 3) + 4;
+        or_at(32 + i / 128 * 32 + i % 32, (q & 3) << (i / 32 % 4 * 2));
+        or_at(i % 32, (q >> 2) << (i / 32));
+      }
+    }
   } else {
-    HEARTH_CHECK(dtype == DType::kQ4_K);
+    HEARTH_CHECK(dtype == DType::kQ4_K || dtype == DType::kQ5_K);
+    const int levels = dtype == DType::kQ5_K ? 31 : 15, nibbles = dtype == DType::kQ5_K ? 48 : 16;
     float low[8], step[8], max_step = 0, max_low = 0;
     for (int part = 0; part < 8; ++part) {
       const auto [min, max] = std::minmax_element(x + 32 * part, x + 32 * part + 32);
       low[part] = std::max(0.0f, -*min);
-      step[part] = (*max + low[part]) / 15;
+      step[part] = (*max + low[part]) / static_cast<float>(levels);
       max_step = std::max(max_step, step[part]);
       max_low = std::max(max_low, low[part]);
     }
@@ -85,8 +99,9 @@ std::string QuantizeBlock(DType dtype, const float* x) {
         or_at(4 + part, (min >> 4) << 6);
       }
       for (int i = 32 * part; i < 32 * part + 32; ++i) {
-        const int q = nearest(x[i] + F16ToFloat(dmin) * static_cast<float>(min), F16ToFloat(d) * static_cast<float>(scale), 0, 15);
-        or_at(16 + i / 64 * 32 + i % 32, q << (i / 32 % 2 * 4));
+        const int q = nearest(x[i] + F16ToFloat(dmin) * static_cast<float>(min), F16ToFloat(d) * static_cast<float>(scale), 0, levels);
+        if (levels == 31) or_at(16 + i % 32, (q >> 4) << (i / 32));
+        or_at(nibbles + i / 64 * 32 + i % 32, (q & 15) << (i / 32 % 2 * 4));
       }
     }
   }
@@ -202,7 +217,6 @@ void AddMetadata(const ModelConfig& c, GgufTestWriter& w) {
   w.Float(p + "rope.freq_base", static_cast<float>(c.rope_theta));
   w.Float(p + "expert_weights_scale", static_cast<float>(c.routed_scaling_factor));
   w.Bool(p + "expert_weights_norm", c.norm_topk_prob);
-  w.Uint32("tokenizer.ggml.eos_token_id", static_cast<uint32_t>(c.eos_token_ids[0]));
 }
 
 const std::map<std::string, std::string>& GgufNames() {
@@ -247,12 +261,21 @@ absl::StatusOr<Source> Open(const std::string& model_dir) {
 
 }  // namespace
 
+DType Fitting(const PlannedTensor& planned, DType wanted) {
+  if (!planned.may_be_blocks) return DType::kF32;
+  for (const DType dtype : {wanted, DType::kQ8_0}) {
+    if (planned.shape.back() % BlockOf(dtype).elements == 0) return dtype;
+  }
+  return DType::kF32;
+}
+
 absl::StatusOr<QuantizedModels> WriteGgufModels(const std::string& model_dir, const std::string& to, const DTypeChoice& choice, bool split_kv_b) {
   ASSIGN_OR_RETURN(const Source source, Open(model_dir));
   const ModelConfig& c = source.config;
   GgufTestWriter gguf;
   SafetensorsWriter plain;
   AddMetadata(c, gguf);
+  AddTokenizer(gguf, model_dir, "deepseek-v3", static_cast<size_t>(c.vocab_size));
   struct Stack {
     DType dtype = DType::kInvalid;
     std::vector<int64_t> shape;

@@ -18,15 +18,6 @@
 namespace hearth {
 namespace {
 
-// What a row's length allows, of what was wanted; as llama.cpp's quantizer falls back.
-DType Fitting(const PlannedTensor& planned, DType wanted) {
-  if (!planned.may_be_blocks) return DType::kF32;
-  for (const DType dtype : {wanted, DType::kQ8_0}) {
-    if (planned.shape.back() % BlockOf(dtype).elements == 0) return dtype;
-  }
-  return DType::kF32;
-}
-
 struct Case {
   const char* name;
   DTypeChoice choice;
@@ -46,6 +37,11 @@ const std::vector<Case>& Cases() {
          return Fitting(p, p.role == TensorRole::kHead || p.role == TensorRole::kExpertUp ? DType::kQ6_K : DType::kQ4_K);
        },
        false, true, 0.3},
+      {"q5_k_and_q3_k",
+       [](const PlannedTensor& p) {
+         return Fitting(p, p.role == TensorRole::kHead ? DType::kQ6_K : p.role == TensorRole::kExpertGate ? DType::kQ3_K : DType::kQ5_K);
+       },
+       false, true, 0.6},
       {"int4", [](const PlannedTensor& p) { return p.expert >= 0 || p.role == TensorRole::kLinear ? DType::kI4G32 : DType::kF32; }, true, false, 0.4},
   };
   return *cases;

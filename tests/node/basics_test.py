@@ -4,10 +4,12 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import tempfile
 import threading
 import time
 
-from harness import FABLE, SOURCE, Node, run_tests, wait_for
+from harness import BIN, FABLE, SOURCE, Node, run_tests, wait_for
 
 GOLDEN = json.loads((SOURCE / "tests/golden/fable-moe/golden.json").read_text())
 
@@ -26,6 +28,38 @@ def test_golden_through_http():
         for greedy in GOLDEN["greedy"]:
             ours, reference = greedy_of(node, greedy["prompt"])
             assert ours == reference and len(ours) > 0, (greedy["prompt"], ours, reference)
+
+
+def test_a_bare_gguf_file_is_served_as_a_directory_of_its_numbers():
+    """Everything comes out of the file: weights, config, tokenizer, chat template. Against the same numbers in F32 sums are rounded elsewhere: compared up to a near-tie."""
+    prompt = next(p for p in GOLDEN["prompts"] if p["n_tokens"] >= 300)["ids"]
+
+    def sure(choice):
+        for i, likely in enumerate(choice["logprobs"]["top_logprobs"]):
+            best = sorted(likely.values(), reverse=True)
+            if len(best) < 2 or best[0] - best[1] < 0.05:
+                return choice["token_ids"][:i]
+        return choice["token_ids"]
+
+    with tempfile.TemporaryDirectory(prefix="hearth-test-gguf-") as directory:
+        written = subprocess.run([str(BIN.parent / "tests/write_gguf_model"), str(FABLE), directory], capture_output=True, text=True, check=True)
+        gguf, plain = written.stdout.splitlines()
+        assert os.listdir(os.path.dirname(gguf)) == [os.path.basename(gguf)], "nothing stands beside it"
+        answers = []
+        for model in (gguf, plain):
+            with Node(model=model) as node:
+                node.command("config")
+                given = [sure(node.completion(p, max_tokens=40, ignore_eos=True, return_token_ids=True, logprobs=2)["choices"][0])
+                         for p in (prompt, "Once upon a time", "The old clock in the hall")]
+                text = [node.post("/tokenize", {"content": "Two  mice, 1234 <｜User｜> and é!", "add_special": True}).json(),
+                        node.post("/apply-template", {"messages": [{"role": "user", "content": "Tell me a story."}]}).json(),
+                        node.chat("Tell me the story of The Golden Apple.", max_tokens=5)["choices"][0]["message"]["content"]]
+                answers.append((given, text))
+        (ours, our_text), (theirs, their_text) = answers
+        assert our_text == their_text and all(our_text), (our_text, their_text)
+        for one, other in zip(ours, theirs):
+            both = min(len(one), len(other))
+            assert both >= 5 and one[:both] == other[:both], (one, other)
 
 
 def test_long_prompts_go_through_the_prefill_worker_and_give_the_same_answer():
