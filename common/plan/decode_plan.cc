@@ -18,7 +18,7 @@ absl::StatusOr<std::unique_ptr<DecodePlan>> DecodePlan::Make(const PlannedModel&
   ASSIGN_OR_RETURN(plan->model_, Model::Bind(model.config, model.image, plan->device_));
   KvGeometry geometry = plan->model_->kv_geometry();
   geometry.num_pages = static_cast<uint64_t>((max_context + kPageTokens) / kPageTokens);
-  plan->kv_ = KvPool::InMemory(geometry);
+  ASSIGN_OR_RETURN(plan->kv_, KvPool::Private(geometry));
   plan->pages_.resize(geometry.num_pages);
   std::iota(plan->pages_.begin(), plan->pages_.end(), 0);
   plan->logits_.resize(static_cast<size_t>(max_batch * model.config.vocab_size));

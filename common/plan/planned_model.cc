@@ -15,7 +15,7 @@ absl::StatusOr<PlannedModel> PlanModel(const ModelTexts& texts, int num_shards) 
     if (row.layer == first_layer) model.layer_bytes += row.bytes;
     if (row.layer == first_layer && row.expert == 0) model.record_bytes += row.bytes;
   }
-  model.image = WeightImage::WithoutWeights(std::move(manifest));
+  ASSIGN_OR_RETURN(model.image, WeightImage::WithoutWeights(std::move(manifest)));
   model.image_bytes = model.image->total_bytes();
   return model;
 }

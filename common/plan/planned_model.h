@@ -24,7 +24,7 @@ struct PlannedModel {
   uint64_t dense_bytes() const { return image_bytes - expert_bytes; }
 };
 
-// Without the MTP module. Errors: those of ParseModelConfig; InvalidArgument for num_shards.
+// Without the MTP module. Errors: those of ParseModelConfig; InvalidArgument for num_shards; ResourceExhausted for addresses.
 absl::StatusOr<PlannedModel> PlanModel(const ModelTexts& texts, int num_shards);
 
 }  // namespace hearth

@@ -54,7 +54,7 @@ absl::StatusOr<std::unique_ptr<PrefillPlan>> PrefillPlan::Make(const PlannedMode
     if (i == 0) {
       KvGeometry geometry = rank.model->kv_geometry();
       geometry.num_pages = static_cast<uint64_t>((options.max_prompt + kPageTokens - 1) / kPageTokens);
-      plan->kv_ = KvPool::InMemory(geometry);
+      ASSIGN_OR_RETURN(plan->kv_, KvPool::Private(geometry));
       plan->pages_.resize(geometry.num_pages);
       std::iota(plan->pages_.begin(), plan->pages_.end(), 0);
     }

@@ -122,7 +122,8 @@ absl::StatusOr<ProbeReport> ProbeThisMachine(int threads) {
     ++sockets;
     cpus += static_cast<int64_t>(node.cpus.size());
   }
-  if (threads <= 0) threads = CoresOfThisProcess();
+  // Threads that take turns on a core measure the scheduler.
+  threads = threads <= 0 ? CoresOfThisProcess() : std::min(threads, CoresOfThisProcess());
   sockets = std::max<int64_t>(sockets, 1);
   const int64_t cache = std::max<int64_t>(sysconf(_SC_LEVEL3_CACHE_SIZE), 0);
   // Four times what caches may hold is read from memory.

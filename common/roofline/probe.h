@@ -20,7 +20,8 @@ struct ProbeReport {
   double op_us = 0;                                   // an op without work, on all cores
 };
 
-// Takes a few seconds and at most a quarter of the free memory. threads 0: as many as this process may run on.
+// Takes a few seconds and at most a quarter of the free memory. threads 0, or more than that: as many as this process may run on; `profile.source` says
+// how many it were.
 // Errors: ResourceExhausted when there is too little memory to measure it.
 absl::StatusOr<ProbeReport> ProbeThisMachine(int threads);
 

@@ -4,9 +4,11 @@
 #include <string.h>
 #include <sys/mman.h>
 
+#include <cerrno>
 #include <limits>
 
 #include "common/base/check.h"
+#include "common/base/time.h"
 
 namespace hearth {
 namespace {
@@ -50,11 +52,8 @@ class SharedKvPool : public KvPool {
 
 class PrivateKvPool : public KvPool {
  public:
-  explicit PrivateKvPool(const KvGeometry& geometry) : geometry_(geometry), bytes_(geometry.num_pages * geometry.page_bytes()) {
-    void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    HEARTH_CHECK(memory != MAP_FAILED);
-    pages_ = static_cast<uint8_t*>(memory);
-  }
+  PrivateKvPool(const KvGeometry& geometry, void* memory, uint64_t bytes)
+      : geometry_(geometry), bytes_(bytes), pages_(static_cast<uint8_t*>(memory)) {}
   ~PrivateKvPool() override { munmap(pages_, bytes_); }
   const KvGeometry& geometry() const override { return geometry_; }
   uint8_t* pages() const override { return pages_; }
@@ -63,7 +62,7 @@ class PrivateKvPool : public KvPool {
  private:
   const KvGeometry geometry_;
   const uint64_t bytes_;
-  uint8_t* pages_;
+  uint8_t* const pages_;
 };
 
 }  // namespace
@@ -121,9 +120,21 @@ absl::StatusOr<std::shared_ptr<KvPool>> KvPool::Attach(const RegionPlace& place,
   return std::make_shared<SharedKvPool>(std::move(region), header.geometry);
 }
 
+absl::StatusOr<std::shared_ptr<KvPool>> KvPool::Private(const KvGeometry& geometry) {
+  RETURN_IF_ERROR(CheckGeometry(geometry));
+  const uint64_t bytes = geometry.num_pages * geometry.page_bytes();
+  void* memory = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    return absl::ResourceExhaustedError(absl::StrCat("no ", HumanBytes(static_cast<double>(bytes)), " of addresses for a KV pool: ", strerror(errno),
+                                                     "; raise the limit of address space (ulimit -v)"));
+  }
+  return std::make_shared<PrivateKvPool>(geometry, memory, bytes);
+}
+
 std::shared_ptr<KvPool> KvPool::InMemory(const KvGeometry& geometry) {
-  HEARTH_CHECK(CheckGeometry(geometry).ok());
-  return std::make_shared<PrivateKvPool>(geometry);
+  absl::StatusOr<std::shared_ptr<KvPool>> pool = Private(geometry);
+  HEARTH_CHECK(pool.ok());
+  return *std::move(pool);
 }
 
 }  // namespace hearth

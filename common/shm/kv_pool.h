@@ -77,13 +77,16 @@ class KvPool {
   // Maps it read-write. Errors: as ShmRegion::Open; FailedPrecondition when not READY; DataLoss for a geometry that
   // can't be.
   static absl::StatusOr<std::shared_ptr<KvPool>> Attach(const RegionPlace& place, const Hash128& generation);
-  // A pool in private memory, for tests and measurements.
+  // A pool in this process's own memory, for simulation. Errors: InvalidArgument for a geometry that can't be; ResourceExhausted where the process may
+  // not have as many addresses.
+  static absl::StatusOr<std::shared_ptr<KvPool>> Private(const KvGeometry& geometry);
+  // The same for tests and measurements, which know what they ask for.
   static std::shared_ptr<KvPool> InMemory(const KvGeometry& geometry);
   virtual ~KvPool() = default;
 
   virtual const KvGeometry& geometry() const = 0;
   virtual uint8_t* pages() const = 0;  // page i begins at pages() + i * page_bytes()
-  virtual ShmRegion* region() = 0;     // null for InMemory
+  virtual ShmRegion* region() = 0;     // null for Private
 
   KvPageHeader& header(int32_t page) const {
     return *reinterpret_cast<KvPageHeader*>(pages() + static_cast<uint64_t>(page) * geometry().page_bytes());

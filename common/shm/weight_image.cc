@@ -4,10 +4,13 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
+#include <cstring>
 #include <utility>
 
 #include "absl/container/flat_hash_map.h"
 #include "common/base/check.h"
+#include "common/base/time.h"
 #include "common/shm/expert_record.h"
 #include "common/shm/manifest.h"
 
@@ -17,9 +20,14 @@ namespace {
 // Addresses without memory behind them: reads give zeros, and the first read of a page costs no memory either.
 class EmptySegment {
  public:
-  explicit EmptySegment(uint64_t bytes) : bytes_(std::max<uint64_t>(bytes, 1)) {
-    data_ = mmap(nullptr, bytes_, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    HEARTH_CHECK(data_ != MAP_FAILED);
+  static absl::StatusOr<EmptySegment> Make(uint64_t bytes) {
+    bytes = std::max<uint64_t>(bytes, 1);
+    void* data = mmap(nullptr, bytes, PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (data == MAP_FAILED) {
+      return absl::ResourceExhaustedError(absl::StrCat("no ", HumanBytes(static_cast<double>(bytes)), " of addresses for an image without weights: ",
+                                                       strerror(errno), "; raise the limit of address space (ulimit -v)"));
+    }
+    return EmptySegment(data, bytes);
   }
   EmptySegment(EmptySegment&& o) noexcept : data_(std::exchange(o.data_, nullptr)), bytes_(o.bytes_) {}
   ~EmptySegment() {
@@ -28,6 +36,7 @@ class EmptySegment {
   const uint8_t* body() const { return static_cast<const uint8_t*>(data_); }
 
  private:
+  EmptySegment(void* data, uint64_t bytes) : data_(data), bytes_(bytes) {}
   void* data_ = nullptr;
   uint64_t bytes_ = 0;
 };
@@ -185,9 +194,12 @@ absl::StatusOr<std::shared_ptr<const WeightImage>> WeightImage::Attach(const Reg
   return std::make_shared<MappedImage<ShmRegion>>(std::move(files.manifest), std::move(files.segments));
 }
 
-std::shared_ptr<const WeightImage> WeightImage::WithoutWeights(Manifest manifest) {
+absl::StatusOr<std::shared_ptr<const WeightImage>> WeightImage::WithoutWeights(Manifest manifest) {
   std::vector<EmptySegment> segments;
-  for (const SegmentRow& segment : manifest.segments) segments.emplace_back(segment.used_bytes);
+  for (const SegmentRow& row : manifest.segments) {
+    ASSIGN_OR_RETURN(EmptySegment segment, EmptySegment::Make(row.used_bytes));
+    segments.push_back(std::move(segment));
+  }
   return std::make_shared<MappedImage<EmptySegment>>(std::move(manifest), std::move(segments));
 }
 

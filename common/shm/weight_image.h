@@ -66,7 +66,8 @@ class WeightImage {
   // generation, offsets outside).
   static absl::StatusOr<std::shared_ptr<const WeightImage>> Attach(const RegionPlace& place, const Hash128& generation);
   // An image that takes up addresses and no memory: every weight reads as zero. For simulation, which needs shapes and sizes only.
-  static std::shared_ptr<const WeightImage> WithoutWeights(Manifest manifest);
+  // Errors: ResourceExhausted where the process may not have as many addresses.
+  static absl::StatusOr<std::shared_ptr<const WeightImage>> WithoutWeights(Manifest manifest);
   virtual ~WeightImage() = default;
 
   virtual const Hash128& generation() const = 0;

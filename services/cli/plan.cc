@@ -102,15 +102,14 @@ absl::Status WritePictures(const PlanFlags& flags, const PlanReport& report) {
   return WriteTextFile(flags.svg_path, timeline.ToSvg(title, LayerBegin(timeline, first), LayerBegin(timeline, first + kLayersShown)));
 }
 
-absl::Status PlanDecode(const PlanFlags& flags, int64_t longest, PlanReport& report) {
-  const int64_t max_context = std::min(*std::max_element(flags.contexts.begin(), flags.contexts.end()), longest);
+absl::Status PlanDecode(const PlanFlags& flags, PlanReport& report) {
+  const int64_t max_context = *std::max_element(flags.contexts.begin(), flags.contexts.end());
   ASSIGN_OR_RETURN(const std::unique_ptr<DecodePlan> plan,
                    DecodePlan::Make(report.planned, SimWorld::Make(report.profile, flags.sim),
                                     *std::max_element(flags.batches.begin(), flags.batches.end()), max_context));
   report.workspace_bytes = plan->workspace_bytes();
   report.kv_bytes_per_token = plan->kv_bytes_per_token();
   for (const int64_t context : flags.contexts) {
-    if (context > longest) continue;  // the model ends before
     for (const int64_t batch : flags.batches) {
       for (const StepOrder order : {StepOrder::kJoint, StepOrder::kAlternate}) {
         if (batch == 1 && order == StepOrder::kAlternate) continue;
@@ -122,8 +121,8 @@ absl::Status PlanDecode(const PlanFlags& flags, int64_t longest, PlanReport& rep
   return absl::OkStatus();
 }
 
-absl::Status PlanPrompts(const PlanFlags& flags, int64_t longest, PlanReport& report) {
-  const int64_t max_prompt = std::min(*std::max_element(flags.prompts.begin(), flags.prompts.end()), longest);
+absl::Status PlanPrompts(const PlanFlags& flags, PlanReport& report) {
+  const int64_t max_prompt = *std::max_element(flags.prompts.begin(), flags.prompts.end());
   std::unique_ptr<PrefillPlan> streamed;
   if (report.profile.num_gpus == 0) {
     report.not_streamed = "there is no GPU";
@@ -151,7 +150,6 @@ absl::Status PlanPrompts(const PlanFlags& flags, int64_t longest, PlanReport& re
   ASSIGN_OR_RETURN(const std::unique_ptr<DecodePlan> decode,
                    DecodePlan::Make(report.planned, SimWorld::Make(report.profile, flags.sim), 1, max_prompt));
   for (const int64_t prompt : flags.prompts) {
-    if (prompt > longest) continue;
     ASSIGN_OR_RETURN(const DecodePoint last_token, decode->Run(1, prompt, StepOrder::kJoint));
     for (PrefillPlan* plan : {chunked.get(), streamed.get(), shared.get()}) {
       if (plan == nullptr) continue;
@@ -162,7 +160,18 @@ absl::Status PlanPrompts(const PlanFlags& flags, int64_t longest, PlanReport& re
   return absl::OkStatus();
 }
 
-absl::StatusOr<PlanReport> MakeReport(const PlanFlags& flags) {
+// Lengths that the model takes; instead of longer ones, once, the longest of them.
+void CutTo(int64_t longest, std::string_view option, std::vector<int64_t>& lengths, std::vector<std::string>& notes) {
+  std::vector<int64_t> fitting, longer;
+  for (const int64_t length : lengths) (length <= longest ? fitting : longer).push_back(length);
+  if (longer.empty()) return;
+  notes.push_back(absl::StrCat(Sv(option), " ", absl::StrJoin(longer, ", "), ": the model takes ", longest + 1,
+                               " tokens, an answer's first included: ", longest, " instead"));
+  if (std::find(fitting.begin(), fitting.end(), longest) == fitting.end()) fitting.push_back(longest);
+  lengths = std::move(fitting);
+}
+
+absl::StatusOr<PlanReport> MakeReport(PlanFlags& flags) {
   PlanReport report{.model = flags.model};
   ASSIGN_OR_RETURN(report.profile, FindHardware(flags.hardware));
   report.hardware = report.profile.name;
@@ -176,8 +185,18 @@ absl::StatusOr<PlanReport> MakeReport(const PlanFlags& flags) {
   if (!planned.ok()) return Annotate(planned.status(), flags.model);
   report.planned = *std::move(planned);
   const int64_t longest = report.planned.config.max_position_embeddings - 1;
-  RETURN_IF_ERROR(PlanDecode(flags, longest, report));
-  RETURN_IF_ERROR(PlanPrompts(flags, longest, report));
+  if (longest < 1) {
+    return absl::InvalidArgumentError(absl::StrCat(flags.model, ": max_position_embeddings is ", longest + 1,
+                                                   ": a prompt of one token leaves no room for an answer; is the number right?"));
+  }
+  CutTo(longest, "--context", flags.contexts, report.notes);
+  CutTo(longest, "--prompt", flags.prompts, report.notes);
+  if (flags.picture_of == "prompt" && report.profile.num_gpus == 0 && !(flags.svg_path.empty() && flags.timeline_path.empty())) {
+    return absl::InvalidArgumentError(absl::StrCat("--picture-of prompt shows weights as they are streamed to a GPU, and ", report.hardware,
+                                                   " has none: take --picture-of decode, or a machine with GPUs"));
+  }
+  RETURN_IF_ERROR(PlanDecode(flags, report));
+  RETURN_IF_ERROR(PlanPrompts(flags, report));
   constexpr int64_t kTogetherPrompt = 32768, kTogetherStreams = 2, kTogetherContext = 4096;
   if (report.profile.num_gpus >= 2 && report.pass_rows > 0 && kTogetherPrompt <= longest) {
     ASSIGN_OR_RETURN(report.together,
@@ -186,8 +205,16 @@ absl::StatusOr<PlanReport> MakeReport(const PlanFlags& flags) {
   return report;
 }
 
+bool SamePath(const std::string& a, const std::string& b) {
+  std::error_code error;
+  return std::filesystem::weakly_canonical(a, error) == std::filesystem::weakly_canonical(b, error);
+}
+
 int Plan(PlanFlags flags) {
   flags.sim.kv_dtype = flags.kv == "fp8" ? DType::kF8E4M3 : DType::kBF16;
+  if (!flags.svg_path.empty() && SamePath(flags.svg_path, flags.timeline_path)) {
+    return Fail("plan", absl::InvalidArgumentError(absl::StrCat("--svg and --timeline both name ", flags.svg_path, ": give each a file of its own")));
+  }
   const absl::StatusOr<PlanReport> report = MakeReport(flags);
   if (!report.ok()) return Fail("plan", report.status());
   if (!flags.timeline_path.empty() || !flags.svg_path.empty()) {
@@ -218,11 +245,11 @@ void AddPlan(CLI::App& app, int& exit_code) {
   command->add_option("--model", flags->model, "a shipped configuration, a config.json, or a model's path")->required();
   command->add_option("--hardware", flags->hardware, "a shipped machine, or a profile file")->required();
   command->add_option("--what-if", flags->what_if, "changes: gpus=N pcie=3|4|5 vram=N (GiB) sockets=N channels=N cores=N");
-  command->add_option("--context", flags->contexts, "tokens behind each stream; longer ones than the model takes are left out")
+  command->add_option("--context", flags->contexts, "tokens behind each stream; instead of longer ones than the model takes, the most that it takes")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str();
   command->add_option("--batch", flags->batches, "streams that decode together")->check(CLI::Range(1, 256))->capture_default_str();
-  command->add_option("--prompt", flags->prompts, "tokens of prompts; longer ones than the model takes are left out")
+  command->add_option("--prompt", flags->prompts, "tokens of prompts; instead of longer ones than the model takes, the most that it takes")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str();
   command->add_option("--chunk", flags->chunk_rows, "rows that streaming works on at once; 0: as many as are good for the device and fit")

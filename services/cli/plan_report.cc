@@ -126,6 +126,8 @@ double PlanReport::KvTokens() const {
 
 void PrintReport(const PlanReport& r, std::ostream& out) {
   out << r.model << " on " << r.hardware << "\n\n";
+  for (const std::string& note : r.notes) out << "note: " << note << "\n";
+  if (!r.notes.empty()) out << "\n";
   PrintMemory(r, out);
   PrintPrompts(r, out);
   out << "\ndecode\n";
@@ -164,7 +166,7 @@ std::string ReportJson(const PlanReport& r) {
                        {"expert_slots", p.expert_slots},
                        {"busy", BusyJson(p.busy, p.seconds)}});
   }
-  json out = {{"model", r.model}, {"hardware", r.hardware}, {"memory", memory}, {"decode", decode}, {"prompts", prompts}};
+  json out = {{"model", r.model}, {"hardware", r.hardware}, {"memory", memory}, {"decode", decode}, {"prompts", prompts}, {"notes", r.notes}};
   if (r.sharing_gpus > 0) out["sharing"] = {{"gpus", r.sharing_gpus}, {"experts", ExchangeName(r.exchange)}};
   if (r.pass_rows > 0) out["streaming"] = {{"pass_tokens", r.pass_rows}, {"chunk_tokens", r.chunk_rows}};
   if (const std::optional<double> crossover = r.CrossoverTokens(); crossover.has_value()) out["crossover_tokens"] = *crossover;

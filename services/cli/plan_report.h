@@ -20,6 +20,7 @@ struct PlanReport {
   std::string hardware;  // the profile's name, with what was changed
   HardwareProfile profile;
   PlannedModel planned;
+  std::vector<std::string> notes;  // where the plan is of something else than what was asked for
 
   // Of the device that decodes: the first GPU, or DRAM.
   uint64_t workspace_bytes = 0;

@@ -3,6 +3,7 @@
 
 #include "absl/strings/str_format.h"
 #include "common/base/process.h"
+#include "common/device/host/thread_pool.h"
 #include "common/roofline/probe.h"
 #include "services/cli/command.h"
 #include "services/cli/table.h"
@@ -12,6 +13,10 @@ namespace hearth {
 namespace {
 
 int Probe(int threads, const std::string& out_path) {
+  if (const int cores = CoresOfThisProcess(); threads > cores) {
+    std::cerr << "hearth probe: note: --threads " << threads << ", but this process may run on " << cores << " cores: measured with " << cores
+              << "\n";
+  }
   const absl::StatusOr<ProbeReport> report = ProbeThisMachine(threads);
   if (!report.ok()) return Fail("probe", report.status());
   Table table({"what", "measured"});
