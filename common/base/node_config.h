@@ -40,7 +40,7 @@ struct NodeConfig {
 
   // [prefill]
   int64_t prefill_instances = 1;
-  int64_t prefill_threads = 0;  // 0: as many as cores
+  int64_t prefill_threads = 0;         // 0: as many as cores
   int64_t prefill_chunk_tokens = 0;    // 0: what suits the device
   std::string prefill_path = "auto";   // auto, chunked, slp: how a prompt is computed (ADR 0009). Never changes a token
   std::string prefill_group = "auto";  // auto, off: whether slp workers share long prompts, two or four of them (ADR 0014). Never changes a token

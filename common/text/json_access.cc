@@ -12,7 +12,7 @@ constexpr std::streamoff kFileBytesMax = 256 << 20;
 
 }  // namespace
 
-absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
+absl::StatusOr<std::string> ReadTokenizerFile(const std::string& path) {
   std::ifstream file(path, std::ios::binary | std::ios::ate);
   if (!file) return absl::NotFoundError(absl::StrCat(path, ": cannot be opened; is it there and readable?"));
   const std::streamoff num_bytes = file.tellg();
@@ -26,7 +26,7 @@ absl::StatusOr<std::string> ReadTextFile(const std::string& path) {
 }
 
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path) {
-  ASSIGN_OR_RETURN(const std::string text, ReadTextFile(path));
+  ASSIGN_OR_RETURN(const std::string text, ReadTokenizerFile(path));
   return ParseJson(text, path);
 }
 

@@ -48,8 +48,8 @@ inline absl::StatusOr<int32_t> JsonTokenId(const nlohmann::json& value, const st
   return static_cast<int32_t>(value.get<uint64_t>());
 }
 
-// A whole file as JSON. Errors: NotFound, or InvalidArgument with the parser's own position.
-absl::StatusOr<std::string> ReadTextFile(const std::string& path);
+// A whole file of those beside a tokenizer, and one as JSON. Errors: NotFound, or InvalidArgument with the parser's own position.
+absl::StatusOr<std::string> ReadTokenizerFile(const std::string& path);
 absl::StatusOr<nlohmann::json> ReadJsonFile(const std::string& path);
 // `where`: what errors call the text.
 absl::StatusOr<nlohmann::json> ParseJson(const std::string& text, const std::string& where);

@@ -95,7 +95,7 @@ absl::StatusOr<TokenizerConfig> TokenizerConfig::Read(const std::string& model_d
   }
   const std::string template_path = absl::StrCat(model_dir, "/chat_template.jinja");
   if (Exists(template_path)) {
-    ASSIGN_OR_RETURN(config.chat_template, ReadTextFile(template_path));
+    ASSIGN_OR_RETURN(config.chat_template, ReadTokenizerFile(template_path));
   }
   return config;
 }
