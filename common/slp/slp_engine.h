@@ -33,6 +33,7 @@ struct SlpHooks {
 // What a pass did.
 struct SlpPassStats {
   int64_t rows = 0;
+  int64_t expert_slots = 0;  // of the ring
   uint64_t bytes_loaded = 0;
   int64_t experts_loaded = 0;    // those that nobody chose among them, whose load had begun when the gate spoke
   int64_t experts_skipped = 0;   // never loaded
