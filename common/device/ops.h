@@ -284,7 +284,7 @@ struct ToDeviceArgs {
   void* device = nullptr;
   uint64_t bytes = 0;
   const StopToken* stop = nullptr;  // once it is set nobody reads what was copied: the device may cut the copy short
-  bool steers = false;  // what is copied decides what the engine does next: a device that computes nothing copies it all the same
+  bool steers = false;              // what is copied decides what the engine does next: a device that computes nothing copies it all the same
 };
 
 struct ToHostArgs {
