@@ -114,9 +114,9 @@ struct KernelTable {
 
   // The absorbed query (DeepSeek-V2 section 2.1.2): y[c] = sum_r x[r] * w[r, c] for c in [col_begin, col_end), r
   // ascending.
-  //   x [rows] bf16; y [cols] f32. FP8: the scale of (r, c)'s block multiplies the weight before the product. Block formats: the
+  //   x [rows] f32, all terms of a number added up; y [cols] f32. FP8: the scale of (r, c)'s block multiplies the weight before the product. Block formats: the
   //   weight is what DequantizeRow gives.
-  void (*linear_transposed)(const WeightView& w, const bf16* x, float* y, int64_t col_begin, int64_t col_end);
+  void (*linear_transposed)(const WeightView& w, const float* x, float* y, int64_t col_begin, int64_t col_end);
 
   // out[i] = bf16(silu(gate[i]) * up[i]), silu(x) = x / (1 + exp(-x)).   all [n]
   void (*silu_mul)(const float* gate, const float* up, bf16* out, int64_t n);

@@ -311,9 +311,11 @@ TEST_P(KernelsTest, WeightsAtAnyAddress) {
     const size_t bytes = DTypeBytes(dtype, static_cast<uint64_t>(rows * cols));
     std::vector<bf16> x(static_cast<size_t>(product.terms * cols));
     FillGaussian(rng_, x);
+    std::vector<float> of_rows(static_cast<size_t>(rows));
+    FillGaussian(rng_, of_rows);
     std::vector<float> want(static_cast<size_t>(rows)), want_transposed(static_cast<size_t>(cols));
     product(w.view(), x.data(), cols, 1, want.data(), rows, 0, rows);
-    k().linear_transposed(w.view(), x.data(), want_transposed.data(), 0, cols);
+    k().linear_transposed(w.view(), of_rows.data(), want_transposed.data(), 0, cols);
     for (size_t offset : {1u, 2u, 3u, 31u, 63u}) {
       std::vector<uint8_t> data(bytes + offset);
       std::memcpy(data.data() + offset, w.view().data, bytes);
@@ -321,7 +323,7 @@ TEST_P(KernelsTest, WeightsAtAnyAddress) {
       moved.data = data.data() + offset;
       std::vector<float> y(static_cast<size_t>(rows)), y_transposed(static_cast<size_t>(cols));
       product(moved, x.data(), cols, 1, y.data(), rows, 0, rows);
-      k().linear_transposed(moved, x.data(), y_transposed.data(), 0, cols);
+      k().linear_transposed(moved, of_rows.data(), y_transposed.data(), 0, cols);
       ASSERT_EQ(y, want) << DTypeName(dtype) << " offset " << offset;
       ASSERT_EQ(y_transposed, want_transposed) << DTypeName(dtype) << " offset " << offset;
     }
@@ -379,7 +381,7 @@ TEST_P(KernelsTest, F8IsConvertedExactlyInTheTransposedProduct) {
   const float scales[] = {0.3f, 0.7f, 1.1f, 1.3f, 1.7f, 1.9f};
   const WeightView w = {
       .data = codes.data(), .dtype = DType::kF8E4M3, .rows = 1, .cols = 768, .row_stride = 768, .scales = scales, .scale_stride = 6};
-  const bf16 x = ToBf16(1.0f);
+  const float x = 1.0f;
   std::vector<float> y(768);
   k().linear_transposed(w, &x, y.data(), 0, 768);
   for (size_t c = 0; c < 768; ++c) ASSERT_EQ(y[c], F8E4M3ToFloat(codes[c]) * scales[c / 128]) << c;
@@ -392,7 +394,7 @@ TEST_P(KernelsTest, LinearTransposed) {
     for (const auto& [rows, some_cols] : kShapes) {
       const MatrixCase w(rng_, dtype, rows, some_cols, some_cols + 1, 125);
       const int64_t cols = w.view().cols;
-      GuardedArray<bf16> x(rows);
+      GuardedArray<float> x(rows);
       FillGaussian(rng_, {x.data(), static_cast<size_t>(rows)});
       GuardedArray<float> y(cols, kNan);
       k().linear_transposed(w.view(), x.data(), y.data(), 0, cols);
@@ -400,7 +402,7 @@ TEST_P(KernelsTest, LinearTransposed) {
         double sum = 0;
         double magnitude = 0;
         for (int64_t r = 0; r < rows; ++r) {
-          const double value = ToFloat(x[r]);
+          const double value = x[r];
           sum += static_cast<double>(w.Element(r, c)) * w.Scale(r, c) * value;
           magnitude += w.Magnitude(r, c) * std::fabs(value);
         }

@@ -144,13 +144,13 @@ void Gemm(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, floa
   Linear(w, x, ldx, m_count, 1, y, ldy, row_begin, row_end);
 }
 
-void LinearTransposed(const WeightView& w, const bf16* x, float* y, int64_t col_begin, int64_t col_end) {
+void LinearTransposed(const WeightView& w, const float* x, float* y, int64_t col_begin, int64_t col_end) {
   for (int64_t c = col_begin; c < col_end; ++c) y[c] = 0.0f;
   if (IsBlockFormat(w.dtype)) {
     const DTypeBlock block = BlockOf(w.dtype);
     float weights[kBlockColumnsMax];
     for (int64_t r = 0; r < w.rows; ++r) {
-      const float xr = ToFloat(x[r]);
+      const float xr = x[r];
       for (int64_t at = col_begin / block.elements * block.elements; at < col_end; at += block.elements) {
         DequantizeRow(w.dtype, RowData(w, r) + at / block.elements * block.bytes, block.elements, weights);
         const int64_t end = at + block.elements < col_end ? at + block.elements : col_end;
@@ -162,7 +162,7 @@ void LinearTransposed(const WeightView& w, const bf16* x, float* y, int64_t col_
   ForDType(w.dtype, [&]<DType kDType>() {
     for (int64_t r = 0; r < w.rows; ++r) {
       const uint8_t* data = RowData(w, r);
-      const float xr = ToFloat(x[r]);
+      const float xr = x[r];
       for (int64_t c = col_begin; c < col_end; ++c) {
         float weight = Element<kDType>(data, c);
         if constexpr (kDType == DType::kF8E4M3) weight *= RowScales(w, r)[c / kScaleBlock];

@@ -32,14 +32,14 @@ class AbsorbedHeads {
         plain_(args.terms == 1 && !pages_.f8()) {}
 
   size_t QueryBytes() const {
-    return Scratch::Bytes<float>(a_.rank) + Scratch::Bytes<float>(heads_ * width_) + Scratch::Bytes<float>(heads_ * kPageTokens) +
+    return Scratch::Bytes<float>(a_.nope) + Scratch::Bytes<float>(heads_ * width_) + Scratch::Bytes<float>(heads_ * kPageTokens) +
            (plain_ ? Scratch::Bytes<bf16>(heads_ * width_) : Scratch::Bytes<float>(kPageTokens * width_));
   }
   static size_t ResultBytes(const MlaAttentionArgs& a) { return Scratch::Bytes<float>(a.v_dim) + Scratch::Bytes<bf16>(kTermsMax * a.rank); }
 
   // The queries of all heads, with the key half of kv_b in them.
   void Absorb(Scratch& scratch) {
-    float* absorbed_low = scratch.Take<float>(a_.rank);
+    float* query = scratch.Take<float>(a_.nope);
     queries_ = scratch.Take<float>(heads_ * width_);
     scores_ = scratch.Take<float>(heads_ * kPageTokens);
     plain_queries_ = plain_ ? scratch.Take<bf16>(heads_ * width_) : nullptr;
@@ -47,19 +47,14 @@ class AbsorbedHeads {
     const int64_t head_dim = a_.nope + a_.rope_dim;
     for (int64_t h = 0; h < heads_; ++h) {
       const bf16* q = a_.q + (row_.row * a_.terms * a_.heads + first_head_ + h) * head_dim;
-      const bf16* q_low = q + a_.heads * head_dim;
       float* absorbed = queries_ + h * width_;
-      AbsorbOne(q, first_head_ + h, absorbed);
+      AbsorbOne(q, first_head_ + h, query, absorbed);
       if (plain_) {
         kernels_.to_bf16(absorbed, plain_queries_ + h * a_.rank, a_.rank);
         std::copy_n(q + a_.nope, a_.rope_dim, plain_queries_ + heads_ * a_.rank + h * a_.rope_dim);
         continue;
       }
-      if (a_.terms > 1) {
-        AbsorbOne(q_low, first_head_ + h, absorbed_low);
-        for (int64_t i = 0; i < a_.rank; ++i) absorbed[i] += absorbed_low[i];
-      }
-      kernels_.widen_bf16(q + a_.nope, 0, a_.terms > 1 ? a_.heads * head_dim : 0, 1, a_.rope_dim, absorbed + a_.rank, 0);
+      kernels_.widen_bf16(q + a_.nope, 0, LowTerm(), 1, a_.rope_dim, absorbed + a_.rank, 0);
     }
   }
 
@@ -96,12 +91,16 @@ class AbsorbedHeads {
   }
 
  private:
-  // out [rank]: one term of one head's query through the key half of kv_b.
-  void AbsorbOne(const bf16* query, int64_t head, float* out) const {
+  // Where a query's second term lies behind its first; 0: there is none.
+  int64_t LowTerm() const { return a_.terms > 1 ? a_.heads * (a_.nope + a_.rope_dim) : 0; }
+
+  // out [rank]: one head's query, all terms, through the key half of kv_b.   query [nope], scratch
+  void AbsorbOne(const bf16* q, int64_t head, float* query, float* out) const {
     if (a_.k_b.data == nullptr) {
+      kernels_.widen_bf16(q, 0, LowTerm(), 1, a_.nope, query, 0);
       kernels_.linear_transposed(a_.kv_b.Rows(head * (a_.nope + a_.v_dim), a_.nope), query, out, 0, a_.rank);
     } else {
-      kernels_.linear(a_.k_b.Rows(head * a_.rank, a_.rank), query, a_.nope, 1, 1, out, a_.rank, 0, a_.rank);
+      kernels_.linear(a_.k_b.Rows(head * a_.rank, a_.rank), q, LowTerm(), 1, a_.terms, out, a_.rank, 0, a_.rank);
     }
   }
 

@@ -37,8 +37,9 @@ constexpr int PieceBytes() {
 template <class D, int kTerms>
 constexpr int kPieces = D::kSumsTerms ? 1 : kTerms;
 
-// A panel lies on the caller's stack and should stay in L2 beside the weights that pass; a row of the longest matrix fits.
-constexpr int64_t kPanelBytes = 256 << 10;
+// A panel lies on the caller's stack and should stay in L2 beside the weights that pass, which are read anew for each panel: eight tokens in two terms of
+// the widest matrices there are (16384 to 18432 columns) fit, or one row of the longest.
+constexpr int64_t kPanelBytes = 576 << 10;
 template <class D, int kTerms>
 constexpr int64_t kPanelBytesOf = [] {
   constexpr int64_t kRow = (kRowColumnsMax + PieceColumns<D>() - 1) / PieceColumns<D>() * PieceBytes<D>() * kPieces<D, kTerms>;

@@ -23,7 +23,7 @@ struct Avx2Path {
   static constexpr GemmKernel* kGemm = GemmInF32<Path>;
   template <class Path>
   using Page = F32Page<Path>;
-  template <class D>
+  template <class D, int kPieces>
   static constexpr TileShapes kLinearTiles = {.one = {4, 1}, .few = {4, 2}, .many = {4, 2}};
   static constexpr int kGemmVectors = 2;  // rows and tokens whose sums are in registers, in F32
   static constexpr int kGemmTokensAtOnce = 4;

@@ -25,11 +25,12 @@ struct Avx512Bf16Path {
   static constexpr GemmKernel* kGemm = GemmWithBlocks<Path>;
   template <class Path>
   using Page = DotPage;
-  // Few tokens wait for memory, and read theirs less often for more rows; many wait for the core: 4 x 6 sums and a step's weights are all registers.
+  // Few tokens (or one in two terms) wait for memory, and read theirs less often for more rows; many wait for the core: 4 x 6 sums and a step's weights are all registers.
   // Block formats cost more to widen than tokens cost to read anew, and their sums need not all be in registers: each row of a span is added up by
   // itself.
-  template <class D>
-  static constexpr TileShapes kLinearTiles = {.one = {4, 1}, .few = {8, 2}, .many = {BlockPolicy<D> ? 8 : 4, BlockPolicy<D> ? 4 : 6}};
+  template <class D, int kPieces>
+  static constexpr TileShapes kLinearTiles = {
+      .one = {kPieces > 1 ? 8 : 4, 1}, .few = {8, 2}, .many = {BlockPolicy<D> ? 8 : 4, BlockPolicy<D> ? 4 : 6}};
   static constexpr int kGemmVectors = 4;  // rows and tokens whose sums are in registers, in F32
   static constexpr int kGemmTokensAtOnce = 6;
   static constexpr int kScoreHeads = 4;

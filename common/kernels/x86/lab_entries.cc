@@ -71,7 +71,7 @@ struct F8ReadThrice : F8InBf16 {
 template <int kRowsOfOne, int kRowsOfTwo, int kRows, int kTokens>
 struct LabPath {
   using V = Vec512;
-  template <class D>
+  template <class D, int kPieces>
   static constexpr TileShapes kLinearTiles = {.one = {kRowsOfOne, 1}, .few = {kRowsOfTwo, 2}, .many = {kRows, kTokens}};
 };
 

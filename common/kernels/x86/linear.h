@@ -217,7 +217,7 @@ __attribute__((noinline)) void LinearTile(const WeightView& w, int64_t row, Pane
 struct TileShape {
   int rows, tokens;
 };
-// What a tile of one token is, of at most few.tokens, and of more.
+// What a tile of one token is, of at most few.tokens, and of more; a path has them for a policy and the pieces of a token.
 struct TileShapes {
   TileShape one, few, many;
 };
@@ -262,7 +262,7 @@ HEARTH_INLINE void LinearRows(const WeightView& w, int64_t row, PanelPart x, int
 template <class Path, class D, int kPieces>
 HEARTH_INLINE void LinearPanel(const WeightView& w, PanelPart x, int64_t m, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
   using V = typename Path::V;
-  constexpr TileShapes kShapes = Path::template kLinearTiles<D>;
+  constexpr TileShapes kShapes = Path::template kLinearTiles<D, kPieces>;
   const int64_t row_bytes = ColumnBytes<D>(w.row_stride);
   const auto rows = [&]<TileShape kShape>() __attribute__((always_inline)) {
     int64_t row = row_begin;

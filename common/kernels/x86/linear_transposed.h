@@ -43,14 +43,14 @@ struct F32Lanes {
 
 // Adds rows [row, row + R) to y over the columns [c, end); FP8: within one block column.
 template <class V, class L, int R>
-HEARTH_INLINE void AddRows(const WeightView& w, int64_t row, const bf16* x, float* y, int64_t c, int64_t end, bool first) {
+HEARTH_INLINE void AddRows(const WeightView& w, int64_t row, const float* x, float* y, int64_t c, int64_t end, bool first) {
   const int64_t stride = w.row_stride * L::kElementBytes;
   const uint8_t* data = static_cast<const uint8_t*>(w.data) + row * stride;
   typename V::F xs[R];
   typename V::F scale[R];
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
-    xs[r] = V::Set(__builtin_bit_cast(float, static_cast<uint32_t>(x[row + r].bits) << 16));
+    xs[r] = V::Set(x[row + r]);
     if constexpr (L::kScaled) {
       const int64_t block_row = (w.scale_row0 + row + r) / kScaleBlock;
       scale[r] = V::Set(w.scales[block_row * w.scale_stride + c / kScaleBlock] * L::kFactor);
@@ -75,7 +75,7 @@ HEARTH_INLINE void AddRows(const WeightView& w, int64_t row, const bf16* x, floa
 }
 
 template <class V, class L, int R>
-__attribute__((noinline)) void AddRowsOverBlocks(const WeightView& w, int64_t row, const bf16* x, float* y, int64_t col_begin, int64_t col_end,
+__attribute__((noinline)) void AddRowsOverBlocks(const WeightView& w, int64_t row, const float* x, float* y, int64_t col_begin, int64_t col_end,
                                                  bool first) {
   if constexpr (!L::kScaled) {
     AddRows<V, L, R>(w, row, x, y, col_begin, col_end, first);
@@ -90,7 +90,7 @@ __attribute__((noinline)) void AddRowsOverBlocks(const WeightView& w, int64_t ro
 }
 
 template <class V, class L>
-void LinearTransposedOf(const WeightView& w, const bf16* x, float* y, int64_t col_begin, int64_t col_end) {
+void LinearTransposedOf(const WeightView& w, const float* x, float* y, int64_t col_begin, int64_t col_end) {
   constexpr int kRows = 8;
   int64_t row = 0;
   for (; row + kRows <= w.rows; row += kRows) AddRowsOverBlocks<V, L, kRows>(w, row, x, y, col_begin, col_end, row == 0);
@@ -99,7 +99,7 @@ void LinearTransposedOf(const WeightView& w, const bf16* x, float* y, int64_t co
 
 // The blocks of R rows that hold column c, added to y over [begin, end) of their columns.
 template <class V, DType kDType, int R>
-__attribute__((noinline)) void AddBlockOfRows(const WeightView& w, int64_t row, const bf16* x, float* y, int64_t c, int64_t begin, int64_t end,
+__attribute__((noinline)) void AddBlockOfRows(const WeightView& w, int64_t row, const float* x, float* y, int64_t c, int64_t begin, int64_t end,
                                               bool first) {
   using U = BlockUnits<kDType>;
   alignas(64) float weights[R][U::kBlock];
@@ -109,7 +109,7 @@ __attribute__((noinline)) void AddBlockOfRows(const WeightView& w, int64_t row, 
 #pragma GCC unroll 8
   for (int r = 0; r < R; ++r) {
     DequantizeBlock<V, kDType>(data + r * stride, weights[r]);
-    xs[r] = V::Set(__builtin_bit_cast(float, static_cast<uint32_t>(x[row + r].bits) << 16));
+    xs[r] = V::Set(x[row + r]);
   }
   float* out = y + c;
   int64_t i = begin;
@@ -128,7 +128,7 @@ __attribute__((noinline)) void AddBlockOfRows(const WeightView& w, int64_t row, 
 }
 
 template <class V, DType kDType>
-void LinearTransposedOfBlocks(const WeightView& w, const bf16* x, float* y, int64_t col_begin, int64_t col_end) {
+void LinearTransposedOfBlocks(const WeightView& w, const float* x, float* y, int64_t col_begin, int64_t col_end) {
   constexpr int64_t kBlock = BlockUnits<kDType>::kBlock;
   for (int64_t c = col_begin / kBlock * kBlock; c < col_end; c += kBlock) {
     const int64_t begin = col_begin > c ? col_begin - c : 0;
@@ -140,7 +140,7 @@ void LinearTransposedOfBlocks(const WeightView& w, const bf16* x, float* y, int6
 }
 
 template <class Path>
-void LinearTransposed(const WeightView& w, const bf16* x, float* y, int64_t col_begin, int64_t col_end) {
+void LinearTransposed(const WeightView& w, const float* x, float* y, int64_t col_begin, int64_t col_end) {
   using V = typename Path::V;
   if (w.rows == 0) {
     for (int64_t c = col_begin; c < col_end; ++c) y[c] = 0.0f;
