@@ -104,10 +104,10 @@ TEST(HostDevice, TheLinkHoldsItsPaceAndStops) {
 
 TEST(HostDevice, NamesItsNumerics) {
   for (const Isa isa : SupportedIsas()) {
-    EXPECT_EQ(MakeDevice(isa, 2)->caps().numerics, "host/" + std::string(IsaName(isa)) + "/exact/7");
+    EXPECT_EQ(MakeDevice(isa, 2)->caps().numerics, "host/" + std::string(IsaName(isa)) + "/exact/8");
   }
-  EXPECT_EQ(HostNumerics(Isa::kAvx512Bf16, 2, DType::kF8E4M3), "host/avx512bf16/exact2/kv8/7");
-  EXPECT_EQ(HostNumerics(Isa::kAmx, 1, DType::kBF16), "host/amx/fast/7");
+  EXPECT_EQ(HostNumerics(Isa::kAvx512Bf16, 2, DType::kF8E4M3), "host/avx512bf16/exact2/kv8/8");
+  EXPECT_EQ(HostNumerics(Isa::kAmx, 1, DType::kBF16), "host/amx/fast/8");
 }
 
 TEST(HostDevice, TilesNeedFastNumericsOnAnyCpu) {
