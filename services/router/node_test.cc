@@ -153,6 +153,8 @@ class GroupNode {
             },
             [this](TestNode* made) {
               second = std::make_unique<FakeWorker>(made->config.WorkerSocket("prefill", 1), "prefill");
+              made->decode->Start();
+              made->prefill->Start();
               second->Start();
               made->prefill->SetGroup(7, 0, 2);
               second->SetGroup(7, 1, 2);
@@ -224,21 +226,21 @@ TEST(SchedulerTest, AGroupWithARankThatHangsIsNotWaitedFor) {
 }
 
 TEST(SchedulerTest, AGroupComputesWhatItIsExpectedToComputeSooner) {
-  GroupNode group;
-  group.node.prefill->SetPasses("slp", {{100, 0.1}, {1000, 1.0}, {4000, 4.0}});
-  group.node.prefill->SetPasses("slp", {{100, 0.6}, {1000, 1.0}, {4000, 2.5}}, /*ranks=*/2);
-  ASSERT_TRUE(WaitFor([&] { return StatusOf(group.node).paths().costs_size() == 2; }));
-  EXPECT_EQ(group.node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(1600)}})).status, 200);
-  EXPECT_TRUE(group.node.prefill->calls().back().shared_pass());
-  const size_t calls = group.node.prefill->calls().size();
-  // Longer than group_prefill_min_tokens, which decides no more.
-  group.node.prefill->SetPasses("slp", {{1200, 4.0}, {1300, 4.0}, {1400, 4.0}, {1500, 4.0}}, /*ranks=*/2);
-  ASSERT_TRUE(WaitFor([&] {
-    const v1::RouterStatus status = StatusOf(group.node);
-    return status.paths().costs_size() == 2 && status.paths().costs(1).passes() == 7;
-  }));
-  EXPECT_EQ(group.node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(1200)}})).status, 200);
-  for (size_t i = calls; i < group.node.prefill->calls().size(); ++i) EXPECT_FALSE(group.node.prefill->calls()[i].shared_pass());
+  for (const bool sooner : {true, false}) {
+    GroupNode group;
+    group.node.prefill->SetPasses("slp", {{100, 0.1}, {1000, 1.0}, {4000, 4.0}});
+    const double slower = sooner ? 0.5 : 2;
+    group.node.prefill->SetPasses("slp", {{100, 0.1 * slower}, {1000, slower}, {4000, 4 * slower}}, /*ranks=*/2);
+    ASSERT_TRUE(WaitFor([&] { return StatusOf(group.node).paths().costs_size() == 2; }));
+    // One that is shorter and one that is longer than group_prefill_min_tokens, which decides no more.
+    for (const int length : {600, 1600}) {
+      const size_t calls = group.node.prefill->calls().size();
+      EXPECT_EQ(group.node.Post("/v1/completions", PromptBody({{"prompt", LongPrompt(length)}})).status, 200);
+      ASSERT_GE(group.calls(), calls + 1);
+      const std::vector<v1::Stream> given = group.node.prefill->calls();
+      EXPECT_EQ(given.size() > calls && given.back().shared_pass(), sooner) << length;
+    }
+  }
 }
 
 TEST(SchedulerTest, LostDecodeWorkerIsAPauseWithoutRepeatedTokens) {
