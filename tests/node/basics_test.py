@@ -194,8 +194,9 @@ def test_what_a_worker_found_out_is_told():
 
 
 def test_what_streaming_passes_did_is_told():
-    prompt = next(p for p in GOLDEN["prompts"] if p["n_tokens"] >= 300)["ids"]
-    slp = 'router.chunked_prefill_max_tokens = 0\nprefill.path = "slp"\nprefill.expert_source = "ring"\nprefill.device_memory_bytes = 24000000'
+    prompt = next(p for p in GOLDEN["prompts"] if p["n_tokens"] >= 300)["ids"][:259]
+    # The second pass has three rows, which choose at most 12 of 32 experts, and not slots enough for all: those behind are not on their way when the gate speaks.
+    slp = 'router.chunked_prefill_max_tokens = 0\nprefill.path = "slp"\nprefill.expert_source = "ring"\nprefill.device_memory_bytes = 6000000'
     with Node(config=slp) as node:
         assert "streamed" not in node.status()["workers"]["prefill.0"]
         for _ in range(2):
@@ -203,10 +204,10 @@ def test_what_streaming_passes_did_is_told():
         s = node.status()["workers"]["prefill.0"]["streamed"]
         # The second time only what is behind the last published page, and the position before it, whose hidden state the MTP module needs.
         assert int(s["passes"]) == 2 and int(s["tokens"]) == len(prompt) - 1 + (len(prompt) - 1) % 64 + 1, s
-        assert int(s["experts_copied"]) + int(s["experts_skipped"]) == 2 * 5 * 32, s  # how many are skipped hangs on how early the gate speaks
+        assert int(s["experts_copied"]) + int(s["experts_skipped"]) == 2 * 5 * 32 and int(s["experts_skipped"]) > 0, s
         assert int(s["records_from_rings"]) + int(s["records_from_image"]) == int(s["experts_copied"]), s
         assert int(s["bytes_copied"]) > 3_000_000 and s["last_tokens_per_second"] > 0, s
-        assert 0 <= s["waited_for_copies_seconds"] < s["seconds"] and 0 <= s["waited_for_slots_seconds"] < s["seconds"], s
+        assert 0 < s["waited_for_copies_seconds"] < s["seconds"] and 0 < s["waited_for_slots_seconds"] < s["seconds"], s
         assert s["waited_for_rings_seconds"] <= s["seconds"], s
         out = node.command("status")[1]
         for line in ("prefill.0 streamed: 2 passes, ", "for copies (the link is the limit)", "prefill.0 rings: "):
