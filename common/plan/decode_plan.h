@@ -9,6 +9,7 @@
 
 #include "common/base/status.h"
 #include "common/model/step_runner.h"
+#include "common/plan/planned_kv.h"
 #include "common/plan/planned_model.h"
 #include "common/sim/sim_world.h"
 
@@ -36,7 +37,7 @@ class DecodePlan {
 
   // Device memory of buffers, weights and KV apart; and KV of a token.
   uint64_t workspace_bytes() const { return device_.memory().peak_bytes; }
-  double kv_bytes_per_token() const { return static_cast<double>(kv_->geometry().page_bytes()) / kPageTokens; }
+  double kv_bytes_per_token() const { return static_cast<double>(kv_.pool->geometry().page_bytes()) / kPageTokens; }
   const SimWorld& world() const { return *world_; }
 
  private:
@@ -45,8 +46,7 @@ class DecodePlan {
   const std::shared_ptr<SimWorld> world_;
   Device& device_;
   std::unique_ptr<Model> model_;
-  std::shared_ptr<KvPool> kv_;
-  std::vector<int32_t> pages_;  // of every stream: nothing is written, so they may share
+  PlannedKv kv_;  // of every stream: nothing is written, so they may share
   std::unique_ptr<Stream> stream_;
   std::array<std::unique_ptr<StepRunner>, kNumStepOrders> runners_;  // by order
   std::vector<float> logits_;

@@ -1,7 +1,6 @@
 #include "common/plan/prefill_plan.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "absl/strings/str_cat.h"
 
@@ -14,12 +13,6 @@ int64_t RanksOf(const SimWorld& world, PrefillPath path) {
   int64_t ranks = world.num_gpus();
   while (!RanksShareQuarters(ranks)) --ranks;
   return ranks;
-}
-
-ExpertExchange CheaperExchange(const ModelConfig& config, const GpuProfile& gpu, int64_t ranks, int64_t rows) {
-  return ChooseExchange(
-      {.ranks = ranks, .rows = rows, .experts = config.n_routed_experts, .top_k = config.num_experts_per_tok, .hidden = config.hidden_size},
-      {.bytes_per_s = gpu.LinkBytesPerSecond(), .latency_s = 2 * gpu.link_us * 1e-6});
 }
 
 }  // namespace
@@ -43,7 +36,10 @@ absl::StatusOr<std::unique_ptr<PrefillPlan>> PrefillPlan::Make(const PlannedMode
   std::vector<std::unique_ptr<Collectives>> group(static_cast<size_t>(ranks));
   if (ranks > 1) {
     group = plan->world_->MakeGroup(ranks);
-    plan->exchange_ = options.exchange.value_or(CheaperExchange(model.config, plan->world_->hardware().gpu, ranks, options.max_prompt));
+    const GpuProfile& gpu = plan->world_->hardware().gpu;
+    const int64_t terms = plan->world_->gpu(0).caps().activation_terms;
+    const ExchangeLink link{.bytes_per_s = gpu.LinkBytesPerSecond(), .latency_s = 2 * gpu.link_us * 1e-6};
+    plan->exchange_ = options.exchange.value_or(ChooseExchange(ExchangeOfModel(model.config, ranks, options.max_prompt, terms), link));
   }
   const int64_t gpus = plan->world_->num_gpus();
   for (int64_t i = 0; i < ranks; ++i) {
@@ -52,13 +48,9 @@ absl::StatusOr<std::unique_ptr<PrefillPlan>> PrefillPlan::Make(const PlannedMode
     rank.group = std::move(group[static_cast<size_t>(i)]);
     ASSIGN_OR_RETURN(rank.model, Model::Bind(model.config, model.image, *rank.device));
     if (i == 0) {
-      KvGeometry geometry = rank.model->kv_geometry();
-      geometry.num_pages = static_cast<uint64_t>((options.max_prompt + kPageTokens - 1) / kPageTokens);
-      ASSIGN_OR_RETURN(plan->kv_, KvPool::Private(geometry));
-      plan->pages_.resize(geometry.num_pages);
-      std::iota(plan->pages_.begin(), plan->pages_.end(), 0);
+      ASSIGN_OR_RETURN(plan->kv_, PlannedKv::Of(*rank.model, options.max_prompt));
     }
-    const KvGeometry& geometry = plan->kv_->geometry();
+    const KvGeometry& geometry = plan->kv_.pool->geometry();
     ASSIGN_OR_RETURN(rank.kv_on_device, rank.device->Allocate(geometry.num_pages * geometry.page_bytes()));
     if (path == PrefillPath::kChunked) continue;
     ASSIGN_OR_RETURN(
@@ -78,15 +70,15 @@ absl::StatusOr<std::unique_ptr<PrefillPlan>> PrefillPlan::Make(const PlannedMode
 
 absl::Status PrefillPlan::RunRows(int64_t first, int64_t rows, PrefillPoint& point) {
   ForwardBatch batch{.form = Form::kPrefill, .token_ids = std::vector<int32_t>(static_cast<size_t>(rows)), .sequences = {}, .logit_rows = {}};
-  batch.sequences = {{.first_row = 0, .num_rows = rows, .start_position = first, .write_from = first, .pages = pages_.data()}};
-  if (path_ == PrefillPath::kChunked) return ranks_.front().model->Forward(*stream_, *workspace_, *kv_, batch, nullptr, nullptr);
+  batch.sequences = {{.first_row = 0, .num_rows = rows, .start_position = first, .write_from = first, .pages = kv_.pages.data()}};
+  if (path_ == PrefillPath::kChunked) return ranks_.front().model->Forward(*stream_, *workspace_, *kv_.pool, batch, nullptr, nullptr);
   return RunStreamed(batch, point);
 }
 
 absl::Status PrefillPlan::RunStreamed(const ForwardBatch& batch, PrefillPoint& point) {
   std::vector<absl::Status> statuses(ranks_.size());
   const auto run = [&](size_t i) {
-    statuses[i] = ranks_.size() == 1 ? ranks_[i].slp->Run(*kv_, batch, nullptr, {}) : ranks_[i].slp->RunShared(*kv_, batch, nullptr, {});
+    statuses[i] = ranks_.size() == 1 ? ranks_[i].slp->Run(*kv_.pool, batch, nullptr, {}) : ranks_[i].slp->RunShared(*kv_.pool, batch, nullptr, {});
   };
   {
     std::vector<std::unique_ptr<Actor>> others;

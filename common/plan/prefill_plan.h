@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "common/base/status.h"
+#include "common/plan/planned_kv.h"
 #include "common/plan/planned_model.h"
-#include "common/shm/kv_pool.h"
 #include "common/sim/sim_world.h"
 #include "common/slp/slp_engine.h"
 
@@ -69,8 +69,7 @@ class PrefillPlan {
 
   const std::shared_ptr<SimWorld> world_;
   const PrefillPath path_;
-  std::shared_ptr<KvPool> kv_;
-  std::vector<int32_t> pages_;
+  PlannedKv kv_;
   std::vector<Rank> ranks_;
   std::unique_ptr<Stream> stream_;  // of the chunked path, with its workspace
   std::unique_ptr<Model::Workspace> workspace_;

@@ -12,6 +12,15 @@ double OutputBytes(const ExchangeShape& s) { return static_cast<double>(s.hidden
 
 }  // namespace
 
+ExchangeShape ExchangeOfModel(const ModelConfig& config, int64_t ranks, int64_t rows, int64_t terms) {
+  return {.ranks = ranks,
+          .rows = rows,
+          .experts = config.n_routed_experts,
+          .top_k = config.num_experts_per_tok,
+          .hidden = config.hidden_size,
+          .terms = terms};
+}
+
 double SmallEpBytes(const ExchangeShape& s) {
   const double own = static_cast<double>(s.rows) / static_cast<double>(s.ranks);
   const double peers = static_cast<double>(s.ranks - 1);
@@ -27,6 +36,7 @@ double DispatchBytes(const ExchangeShape& s) {
 }
 
 ExpertExchange ChooseExchange(const ExchangeShape& shape, const ExchangeLink& link) {
+  if (shape.ranks == 1 || shape.experts == 0) return ExpertExchange::kSmallEp;
   const double small_ep = SmallEpBytes(shape) / link.bytes_per_s + kSmallEpCalls * link.latency_s;
   const double dispatch = DispatchBytes(shape) / link.bytes_per_s + kDispatchCalls * link.latency_s;
   return small_ep <= dispatch ? ExpertExchange::kSmallEp : ExpertExchange::kDispatch;

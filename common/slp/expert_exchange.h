@@ -1,5 +1,5 @@
 // How several ranks share a layer's routed experts, each of which is on one of them: what crosses, and which way is cheaper.
-// Room: common/slp. May touch: common/experts. Threads: any; pure functions.
+// Room: common/slp. May touch: common/{experts,formats}. Threads: any; pure functions.
 //
 // SmallEP ([SLO] 3.2): all ranks get all rows and the gate's choices, add up what their own experts make of each row, and send each owner of rows one partial
 // sum a row. Dispatch: a copy of a row goes to the rank of each expert that it chose, and each expert's output comes back for the owner to weigh and add.
@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "common/experts/expert_quarters.h"
+#include "common/formats/model_config.h"
 
 namespace hearth {
 
@@ -28,6 +29,9 @@ struct ExchangeShape {
   int64_t terms = 1;  // BF16 terms of an expert's input
 };
 
+// Of a model's layers.
+ExchangeShape ExchangeOfModel(const ModelConfig& config, int64_t ranks, int64_t rows, int64_t terms);
+
 // Bytes that one rank sends in a layer, with choices spread evenly over the ranks.
 double SmallEpBytes(const ExchangeShape& shape);
 double DispatchBytes(const ExchangeShape& shape);
@@ -37,7 +41,7 @@ struct ExchangeLink {
   double bytes_per_s = 0;
   double latency_s = 0;  // of a collective
 };
-// The cheaper way by bytes / link + latency of its collectives.
+// The cheaper way by bytes / link + latency of its collectives; SmallEP where nothing is sent: one rank, or no experts.
 ExpertExchange ChooseExchange(const ExchangeShape& shape, const ExchangeLink& link);
 
 // Counted, for comparison: what a dispatch would send of `rows` rows of `rank` that sends a row once to each other rank with an expert that it chose, with

@@ -27,15 +27,13 @@ absl::StatusOr<std::unique_ptr<SlpEngine>> SlpEngine::Make(Device& device, const
   with.chunk_rows = options.chunk_rows > 0 ? options.chunk_rows : device.caps().prefill_chunk_rows;
   const DeviceMemory before = device.memory();
   const uint64_t left = before.budget_bytes - before.used_bytes;
-  absl::StatusOr<std::unique_ptr<SlpMemory>> memory = SlpMemory::Make(device, model, plan, with);
-  const auto too_large = [&] { return memory.ok() ? (*memory)->work_bytes > left / kWorkShare : absl::IsResourceExhausted(memory.status()); };
-  while (options.chunk_rows == 0 && with.chunk_rows / 2 >= kChunkRowsMin && too_large()) {
-    with.chunk_rows /= 2;
-    memory = absl::InternalError("freed before the next one is made");
-    memory = SlpMemory::Make(device, model, plan, with);
+  for (;; with.chunk_rows /= 2) {
+    absl::StatusOr<std::unique_ptr<SlpMemory>> memory = SlpMemory::Make(device, model, plan, with);
+    const bool may_halve = options.chunk_rows == 0 && with.chunk_rows / 2 >= kChunkRowsMin;
+    if (may_halve && (memory.ok() ? (*memory)->work_bytes > left / kWorkShare : absl::IsResourceExhausted(memory.status()))) continue;
+    RETURN_IF_ERROR(memory.status());
+    return std::unique_ptr<SlpEngine>(new SlpEngine(device, model, std::move(plan), *std::move(memory), with));
   }
-  RETURN_IF_ERROR(memory.status());
-  return std::unique_ptr<SlpEngine>(new SlpEngine(device, model, std::move(plan), *std::move(memory), with));
 }
 
 int64_t SlpEngine::SlotsBeside(int64_t rows) const {

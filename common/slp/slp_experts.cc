@@ -43,8 +43,7 @@ absl::Status SlpPass::ReadChoices(int64_t rows) {
   ops_.ToHost(*compute_, {.device = c_.memory.expert_weights.data(), .host = gate_weights_.data(), .bytes = bytes});
   RETURN_IF_ERROR(compute_->Synchronize());
   if (alone()) return absl::OkStatus();
-  const ExchangeShape shape{
-      .ranks = ranks_, .experts = config_.n_routed_experts, .top_k = top_k, .hidden = config_.hidden_size, .terms = c_.memory.chunk->terms};
+  const ExchangeShape shape = ExchangeOfModel(config_, ranks_, rows, c_.memory.chunk->terms);
   stats_.dedup_dispatch_bytes += DedupDispatchBytes(ids_.data() + c_.memory.own_begin * top_k, own_rows_, rank_, shape);
   return absl::OkStatus();
 }

@@ -133,18 +133,18 @@ uint64_t SlpMemory::BytesOf(const Width& width, const PassShape& pass) const {
   return DeviceRing::SlotStep(static_cast<uint64_t>(rows * width.row_bytes));
 }
 
-int64_t SlpMemory::SlotsFor(const PassShape& pass) const {
-  uint64_t used = 0;
-  for (const Width& width : widths_) used += BytesOf(width, pass);
-  if (slot_step_ == 0 || used > shared_.bytes()) return 0;
-  const int64_t wanted = std::max(slots_max_ > 0 ? slots_max_ : pass.experts, kSlotsMin);
-  return std::min(wanted, static_cast<int64_t>((shared_.bytes() - used) / slot_step_));
+uint64_t SlpMemory::RowsBytes(const PassShape& pass) const {
+  uint64_t bytes = 0;
+  for (const Width& width : widths_) bytes += BytesOf(width, pass);
+  return bytes;
 }
 
-bool SlpMemory::HasRoomFor(const PassShape& pass) const {
-  uint64_t needed = kSlotsMin * slot_step_;
-  for (const Width& width : widths_) needed += BytesOf(width, pass);
-  return needed <= shared_.bytes();
+bool SlpMemory::HasRoomFor(const PassShape& pass) const { return RowsBytes(pass) + kSlotsMin * slot_step_ <= shared_.bytes(); }
+
+int64_t SlpMemory::SlotsFor(const PassShape& pass) const {
+  if (slot_step_ == 0) return 0;
+  const int64_t wanted = std::max(slots_max_ > 0 ? slots_max_ : pass.experts, kSlotsMin);
+  return std::min(wanted, static_cast<int64_t>((shared_.bytes() - RowsBytes(pass)) / slot_step_));
 }
 
 void SlpMemory::Arrange(const PassShape& pass) {

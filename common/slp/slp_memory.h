@@ -64,7 +64,7 @@ struct SlpMemory {
 
   // A pass alone of at most sizes.rows has room; a shared one of as many may not, if its ranks' parts are too uneven.
   bool HasRoomFor(const PassShape& pass) const;
-  // Slots of the expert ring in such a pass; 0 without routed experts.
+  // Slots of the expert ring in a pass that has room; 0 without routed experts.
   int64_t SlotsFor(const PassShape& pass) const;
   // Divides the shared piece, for a pass that has room. What the last one kept there is gone.
   void Arrange(const PassShape& pass);
@@ -116,6 +116,7 @@ struct SlpMemory {
     RowOf row_of;
   };
   uint64_t BytesOf(const Width& width, const PassShape& pass) const;
+  uint64_t RowsBytes(const PassShape& pass) const;
 
   bool dispatch_ = false;
   int64_t hidden_ = 0, terms_ = 0, top_k_ = 0;

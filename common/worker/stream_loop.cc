@@ -9,9 +9,24 @@
 #include "common/worker/stream_pages.h"
 
 namespace hearth {
+namespace {
+
+StreamLoopOptions WithChunks(StreamLoopOptions options, const DeviceCaps& caps) {
+  for (int64_t* tokens : {&options.busy_chunk_tokens, &options.idle_chunk_tokens}) {
+    if (*tokens == 0) *tokens = caps.prefill_chunk_rows;
+  }
+  return options;
+}
+
+}  // namespace
 
 StreamLoop::StreamLoop(Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options)
-    : device_(device), model_(model), kv_(kv), options_(options), stream_(device.MakeStream("loop")), signal_(device.MakeSignal()) {
+    : device_(device),
+      model_(model),
+      kv_(kv),
+      options_(WithChunks(options, device.caps())),
+      stream_(device.MakeStream("loop")),
+      signal_(device.MakeSignal()) {
   stats_.SetPrompts("chunked", options_.idle_chunk_tokens, 0);
   keeper_ = std::make_unique<PageKeeper>(device, store, [this](KeeperEvent event) {
     {

@@ -34,7 +34,7 @@ struct StreamLoopOptions {
   int64_t max_streams = 6;          // places; further submissions wait
   int64_t max_waiting = 1024;       // beyond it Submit is ResourceExhausted
   int64_t busy_chunk_tokens = 64;   // of a prefill chunk while streams are being decoded here
-  int64_t idle_chunk_tokens = 512;  // while none is
+  int64_t idle_chunk_tokens = 512;  // while none is; either 0: what the device likes
   std::optional<int64_t> drafts;    // that a decode step verifies for a stream; none: as many as pay
   // Of a decode step with several streams (common/model/step_runner.h); none: measured.
   std::optional<StepOrder> step_order;

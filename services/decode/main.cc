@@ -19,11 +19,8 @@ int main(int argc, char** argv) {
                                       .drafts = c.speculation,
                                       .step_order = StepOrderFromName(c.overlap)};
            },
-       .make_loop = [](Device& device, const Model& model, const KvPool& kv, PageStore& store, const NodeConfig&, StreamLoopOptions options,
-                       int64_t) -> absl::StatusOr<std::shared_ptr<StreamLoop>> {
-         if (options.idle_chunk_tokens == 0) options.idle_chunk_tokens = device.caps().prefill_chunk_rows;  // as prefill workers have it
-         return std::make_shared<DecodeLoop>(device, model, kv, store, options);
-       },
+       .make_loop = [](Device& device, const Model& model, const KvPool& kv, PageStore& store, const NodeConfig&, StreamLoopOptions options, int64_t)
+           -> absl::StatusOr<std::shared_ptr<StreamLoop>> { return std::make_shared<DecodeLoop>(device, model, kv, store, options); },
        .threads = [](const NodeConfig& c) { return c.decode_threads; },
        .device_memory_bytes = [](const NodeConfig&) { return int64_t{0}; }});
 }

@@ -40,14 +40,7 @@ absl::StatusOr<std::shared_ptr<ExpertSource>> ExpertsOf(const Model& model, Stor
 // By bytes: between ranks on one host a collective costs next to nothing beside them.
 ExpertExchange ExchangeOf(const ModelConfig& model, const DeviceCaps& caps, int64_t ranks) {
   constexpr ExchangeLink kHostMemory{.bytes_per_s = 10e9, .latency_s = 5e-6};
-  if (ranks == 1 || model.n_routed_experts == 0) return ExpertExchange::kSmallEp;
-  return ChooseExchange({.ranks = ranks,
-                         .rows = 8192,
-                         .experts = model.n_routed_experts,
-                         .top_k = model.num_experts_per_tok,
-                         .hidden = model.hidden_size,
-                         .terms = caps.activation_terms},
-                        kHostMemory);
+  return ChooseExchange(ExchangeOfModel(model, ranks, 8192, caps.activation_terms), kHostMemory);
 }
 
 }  // namespace
@@ -65,7 +58,7 @@ int main(int argc, char** argv) {
            [](const NodeConfig& c) {
              return StreamLoopOptions{.max_streams = StreamsWeights(c) ? kStreamsOfAPass : kStreams,
                                       .busy_chunk_tokens = c.prefill_chunk_tokens,
-                                      .idle_chunk_tokens = c.prefill_chunk_tokens};  // 0: the device's own
+                                      .idle_chunk_tokens = c.prefill_chunk_tokens};
            },
        .make_loop = [](Device& device, const Model& model, const KvPool& kv, StoreClient& store, const NodeConfig& config, StreamLoopOptions options,
                        int64_t index) -> absl::StatusOr<std::shared_ptr<StreamLoop>> {
@@ -84,7 +77,6 @@ int main(int argc, char** argv) {
            spdlog::info("weights are streamed: {} tokens a pass, {} at once; {} slots for experts, {} beside that many tokens", slp->max_rows(),
                         slp->chunk_rows(), slp->SlotsBeside(1), slp->SlotsBeside(slp->max_rows()));
          }
-         if (options.idle_chunk_tokens == 0) options.busy_chunk_tokens = options.idle_chunk_tokens = device.caps().prefill_chunk_rows;
          return std::make_shared<PrefillLoop>(device, model, kv, store, options, std::move(slp), std::move(group));
        },
        .threads = [](const NodeConfig& c) { return c.prefill_threads; },
