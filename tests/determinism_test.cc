@@ -25,39 +25,18 @@ class Determinism : public ::testing::TestWithParam<Case> {
  protected:
   // parallel_work_min = 0: even this small a model goes through all threads.
   std::unique_ptr<ModelHarness> Make(int threads, std::optional<StepOrder> order = StepOrder::kJoint) {
-    const std::string model = GetParam().model;
-    const std::string dir = model == "fable" ? SourceDir() + "/deploy/models/fable-moe" : SyntheticModelDir(model);
-    auto made = ModelHarness::Make(dir, {.device = {.isa = GetParam().isa,
-                                                    .num_threads = threads,
-                                                    .num_pools = GetParam().shards,
-                                                    .activation_terms = GetParam().terms,
-                                                    .kv_dtype = GetParam().kv_dtype,
-                                                    .parallel_work_min = 0},
-                                         .num_shards = GetParam().shards,
-                                         .order = order});
+    auto made = ModelHarness::Make(TestModelDir(GetParam().model), {.device = {.isa = GetParam().isa,
+                                                                               .num_threads = threads,
+                                                                               .num_pools = GetParam().shards,
+                                                                               .activation_terms = GetParam().terms,
+                                                                               .kv_dtype = GetParam().kv_dtype,
+                                                                               .parallel_work_min = 0},
+                                                                    .num_shards = GetParam().shards,
+                                                                    .order = order});
     EXPECT_TRUE(made.ok()) << made.status();
     return made.ok() ? *std::move(made) : nullptr;
   }
-
-  static std::vector<int32_t> Ids(int64_t n, uint32_t seed, int64_t vocab) {
-    std::vector<int32_t> ids;
-    for (int64_t i = 0; i < n; ++i) {
-      seed = seed * 1664525u + 1013904223u;
-      ids.push_back(static_cast<int32_t>((seed >> 8) % static_cast<uint32_t>(vocab)));
-    }
-    return ids;
-  }
-
-  static std::vector<uint8_t> PageBytes(ModelHarness& harness) {
-    const uint8_t* pages = harness.kv().pages();
-    return std::vector<uint8_t>(pages, pages + harness.kv().geometry().num_pages * harness.kv().geometry().page_bytes());
-  }
 };
-
-// Bits, not values: -0 and 0 differ, NaN would equal itself.
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
 
 // A run that computed nothing would be deterministic too.
 bool IsAlive(const std::vector<float>& logits, int64_t vocab) {

@@ -23,26 +23,6 @@ namespace {
 
 using ::testing::HasSubstr;
 
-std::vector<int32_t> Ids(int64_t n, uint32_t seed, int64_t vocab) {
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < n; ++i) {
-    seed = seed * 1664525u + 1013904223u;
-    ids.push_back(static_cast<int32_t>((seed >> 8) % static_cast<uint32_t>(vocab)));
-  }
-  return ids;
-}
-
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
-
-std::vector<uint8_t> PageBytes(ModelHarness& harness) {
-  const uint8_t* pages = harness.kv().pages();
-  return std::vector<uint8_t>(pages, pages + harness.kv().geometry().num_pages * harness.kv().geometry().page_bytes());
-}
-
-std::string DirOf(const std::string& model) { return model == "fable" ? SourceDir() + "/deploy/models/fable-moe" : SyntheticModelDir(model); }
-
 struct Case {
   const char* name;
   const char* model;
@@ -63,7 +43,7 @@ class Dslp : public ::testing::TestWithParam<Case> {
             .parallel_work_min = 0};
   }
   std::unique_ptr<ModelHarness> Harness() {
-    auto made = ModelHarness::Make(DirOf(GetParam().model),
+    auto made = ModelHarness::Make(TestModelDir(GetParam().model),
                                    {.device = DeviceOptions(2), .num_shards = GetParam().shards, .max_rows = kRowsMax, .num_pages = 80});
     EXPECT_TRUE(made.ok()) << made.status();
     return made.ok() ? *std::move(made) : nullptr;
@@ -72,31 +52,13 @@ class Dslp : public ::testing::TestWithParam<Case> {
                                    SlpOptions options = {.chunk_rows = 300, .max_rows = 4096, .expert_slots = 3}) {
     options.with_logits = true;
     options.exchange = exchange;
-    auto made = RankGroup::Make(DirOf(GetParam().model), GetParam().shards, DeviceOptions(1), options, ranks);
+    auto made = RankGroup::Make(TestModelDir(GetParam().model), GetParam().shards, DeviceOptions(1), options, ranks);
     EXPECT_TRUE(made.ok()) << made.status();
     return made.ok() ? *std::move(made) : nullptr;
   }
 
-  struct Part {
-    TestStream* stream;
-    std::vector<int32_t> ids;
-  };
-  static ForwardBatch BatchOf(const std::vector<Part>& parts) {
-    ForwardBatch batch;
-    batch.form = Form::kPrefill;
-    for (const Part& part : parts) {
-      const TestStream& stream = *part.stream;
-      batch.sequences.push_back({.first_row = static_cast<int64_t>(batch.token_ids.size()),
-                                 .num_rows = static_cast<int64_t>(part.ids.size()),
-                                 .start_position = stream.length,
-                                 .write_from = stream.valid,
-                                 .pages = stream.pages.data()});
-      batch.prior_hidden.push_back(stream.length > 0 && stream.hidden_at == stream.length - 1 ? stream.hidden.data() : nullptr);
-      batch.token_ids.insert(batch.token_ids.end(), part.ids.begin(), part.ids.end());
-    }
-    for (size_t i = 0; i < batch.token_ids.size(); ++i) batch.logit_rows.push_back(static_cast<int32_t>(i));
-    return batch;
-  }
+  using Part = ModelHarness::Part;
+  static ForwardBatch BatchOf(const std::vector<Part>& parts) { return ModelHarness::BatchOf(Form::kPrefill, parts, true); }
   static std::vector<float> Pass(ModelHarness& harness, RankGroup& group, const std::vector<Part>& parts) {
     const ForwardBatch batch = BatchOf(parts);
     std::vector<float> logits(batch.token_ids.size() * static_cast<size_t>(harness.vocab()));
@@ -270,7 +232,8 @@ TEST_P(Dslp, RanksAsProcessesGiveTheSameBits) {
   float* const logits = static_cast<float*>(mmap(nullptr, logit_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0));
   const auto child = [&](int rank, int ranks, uint32_t ring_slots, size_t i, void* memory) -> std::string {
     const SlpOptions options{.chunk_rows = 50, .max_rows = 1024, .with_logits = true, .expert_slots = 3};
-    const auto made = PrefillRank::Make(DirOf(GetParam().model), GetParam().shards, DeviceOptions(1), options, rank, ranks, memory, ring_slots);
+    const auto made =
+        PrefillRank::Make(TestModelDir(GetParam().model), GetParam().shards, DeviceOptions(1), options, rank, ranks, memory, ring_slots);
     if (!made.ok()) return made.status().ToString();
     TestStream stream;
     for (int32_t page = 0; page * kPageTokens < lengths[i]; ++page) stream.pages.push_back(page);
@@ -346,7 +309,7 @@ TEST(DslpBytes, SmallEpSendsAtMostFiftyFivePercentOfDispatchAtTwoRanksAndTopEigh
 
 // A rank is a process that is killed in mid-pass: the other ends with its name within a second, and computes the pass alone.
 TEST(DslpFaults, ARankKilledInMidPassLetsTheOtherGo) {
-  const std::string dir = DirOf("fable");
+  const std::string dir = TestModelDir("fable");
   const HostDeviceOptions device{.num_threads = 1};
   const SlpOptions options{.chunk_rows = 64, .max_rows = 256};
   ASSERT_TRUE(ImageOf(dir, 1).ok());  // made before there are two processes

@@ -7,6 +7,7 @@
 #include <cstring>
 #include <filesystem>
 #include <map>
+#include <numeric>
 
 #include "absl/strings/str_cat.h"
 #include "common/experts/cpu_expert_engine.h"
@@ -88,24 +89,30 @@ void ModelHarness::Reset() {
   std::memset(kv_->pages(), 0, kv_->geometry().num_pages * kv_->geometry().page_bytes());
 }
 
-absl::StatusOr<std::vector<float>> ModelHarness::Step(Form form, const std::vector<Part>& parts, bool all_logits, const ForwardHooks* hooks) {
+ForwardBatch ModelHarness::BatchOf(Form form, const std::vector<Part>& parts, bool all_logits) {
   ForwardBatch batch;
   batch.form = form;
   for (const Part& part : parts) {
+    const TestStream& stream = *part.stream;
     batch.sequences.push_back({.first_row = static_cast<int64_t>(batch.token_ids.size()),
                                .num_rows = static_cast<int64_t>(part.ids.size()),
-                               .start_position = part.stream->length,
-                               .write_from = part.stream->valid,
-                               .pages = part.stream->pages.data()});
-    batch.prior_hidden.push_back(part.stream->hidden_at == part.stream->length - 1 && part.stream->length > 0 ? part.stream->hidden.data() : nullptr);
+                               .start_position = stream.length,
+                               .write_from = stream.valid,
+                               .pages = stream.pages.data()});
+    batch.prior_hidden.push_back(stream.length > 0 && stream.hidden_at == stream.length - 1 ? stream.hidden.data() : nullptr);
     batch.token_ids.insert(batch.token_ids.end(), part.ids.begin(), part.ids.end());
     batch.logit_rows.push_back(static_cast<int32_t>(batch.token_ids.size()) - 1);
-    part.stream->length += static_cast<int64_t>(part.ids.size());
   }
   if (all_logits) {
     batch.logit_rows.resize(batch.token_ids.size());
-    for (size_t i = 0; i < batch.logit_rows.size(); ++i) batch.logit_rows[i] = static_cast<int32_t>(i);
+    std::iota(batch.logit_rows.begin(), batch.logit_rows.end(), 0);
   }
+  return batch;
+}
+
+absl::StatusOr<std::vector<float>> ModelHarness::Step(Form form, const std::vector<Part>& parts, bool all_logits, const ForwardHooks* hooks) {
+  const ForwardBatch batch = BatchOf(form, parts, all_logits);
+  for (const Part& part : parts) part.stream->length += static_cast<int64_t>(part.ids.size());
   std::vector<float> logits(batch.logit_rows.size() * static_cast<size_t>(vocab()));
   if (form == Form::kDecode) {
     for (const absl::Status& status : runner_->Run(*stream_, *kv_, batch, logits.data(), hooks)) RETURN_IF_ERROR(status);
@@ -166,5 +173,23 @@ absl::StatusOr<std::vector<float>> ModelHarness::Feed(Form form, TestStream& str
 }
 
 int32_t Argmax(const float* logits, int64_t n) { return static_cast<int32_t>(std::max_element(logits, logits + n) - logits); }
+
+std::vector<int32_t> Ids(int64_t n, uint32_t seed, int64_t vocab) {
+  std::vector<int32_t> ids;
+  for (int64_t i = 0; i < n; ++i) {
+    seed = seed * 1664525u + 1013904223u;
+    ids.push_back(static_cast<int32_t>((seed >> 8) % static_cast<uint32_t>(vocab)));
+  }
+  return ids;
+}
+
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
+  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+}
+
+std::vector<uint8_t> PageBytes(ModelHarness& harness) {
+  const uint8_t* pages = harness.kv().pages();
+  return std::vector<uint8_t>(pages, pages + harness.kv().geometry().num_pages * harness.kv().geometry().page_bytes());
+}
 
 }  // namespace hearth

@@ -60,6 +60,8 @@ class ModelHarness {
     TestStream* stream;
     std::vector<int32_t> ids;
   };
+  // The parts one after the other; logits of every row, or of each part's last one.
+  static ForwardBatch BatchOf(Form form, const std::vector<Part>& parts, bool all_logits);
   // One Forward: appends each part's ids to its stream. Logits [rows, vocab] of every row, or of each part's last row.
   absl::StatusOr<std::vector<float>> Step(Form form, const std::vector<Part>& parts, bool all_logits, const ForwardHooks* hooks = nullptr);
   // The MTP module's logits [parts, vocab] of the token at position at + 1, from the one at `at` and the hidden state at at - 1, in whose place it
@@ -90,5 +92,12 @@ class ModelHarness {
 };
 
 int32_t Argmax(const float* logits, int64_t n);
+
+// Token ids that look like nothing, the same for a seed everywhere.
+std::vector<int32_t> Ids(int64_t n, uint32_t seed, int64_t vocab);
+// Bits, not values: -0 and 0 differ, NaN equals itself.
+bool SameBits(const std::vector<float>& a, const std::vector<float>& b);
+// All of the KV pool.
+std::vector<uint8_t> PageBytes(ModelHarness& harness);
 
 }  // namespace hearth

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <atomic>
-#include <cstring>
 #include <filesystem>
 #include <memory>
 #include <thread>
@@ -18,19 +17,6 @@
 
 namespace hearth {
 namespace {
-
-std::vector<int32_t> Ids(int64_t n, uint32_t seed, int64_t vocab) {
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < n; ++i) {
-    seed = seed * 1664525u + 1013904223u;
-    ids.push_back(static_cast<int32_t>((seed >> 8) % static_cast<uint32_t>(vocab)));
-  }
-  return ids;
-}
-
-bool SameBits(const std::vector<float>& a, const std::vector<float>& b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
-}
 
 struct Case {
   const char* name;
@@ -45,17 +31,15 @@ class Slp : public ::testing::TestWithParam<Case> {
   static constexpr int64_t kRowsMax = 700;
 
   std::unique_ptr<ModelHarness> Make(uint64_t budget_bytes = 0) {
-    const std::string model = GetParam().model;
-    const std::string dir = model == "fable" ? SourceDir() + "/deploy/models/fable-moe" : SyntheticModelDir(model);
-    auto made = ModelHarness::Make(dir, {.device = {.num_threads = 2,
-                                                    .num_pools = GetParam().shards,
-                                                    .memory_budget_bytes = budget_bytes,
-                                                    .activation_terms = GetParam().terms,
-                                                    .kv_dtype = GetParam().kv_dtype,
-                                                    .parallel_work_min = 0},
-                                         .num_shards = GetParam().shards,
-                                         .max_rows = kRowsMax,
-                                         .num_pages = 80});
+    auto made = ModelHarness::Make(TestModelDir(GetParam().model), {.device = {.num_threads = 2,
+                                                                               .num_pools = GetParam().shards,
+                                                                               .memory_budget_bytes = budget_bytes,
+                                                                               .activation_terms = GetParam().terms,
+                                                                               .kv_dtype = GetParam().kv_dtype,
+                                                                               .parallel_work_min = 0},
+                                                                    .num_shards = GetParam().shards,
+                                                                    .max_rows = kRowsMax,
+                                                                    .num_pages = 80});
     EXPECT_TRUE(made.ok()) << made.status();
     return made.ok() ? *std::move(made) : nullptr;
   }
@@ -67,27 +51,10 @@ class Slp : public ::testing::TestWithParam<Case> {
     return engine.ok() ? *std::move(engine) : nullptr;
   }
 
-  static std::vector<uint8_t> PageBytes(ModelHarness& harness) {
-    const uint8_t* pages = harness.kv().pages();
-    return std::vector<uint8_t>(pages, pages + harness.kv().geometry().num_pages * harness.kv().geometry().page_bytes());
-  }
-
   // One pass over parts of streams, as ModelHarness::Step has it; logits [rows, vocab] of every row.
   static absl::StatusOr<std::vector<float>> Pass(ModelHarness& harness, SlpEngine& engine, const std::vector<ModelHarness::Part>& parts,
                                                  const SlpHooks& hooks = {}) {
-    ForwardBatch batch;
-    batch.form = Form::kPrefill;
-    for (const ModelHarness::Part& part : parts) {
-      TestStream& stream = *part.stream;
-      batch.sequences.push_back({.first_row = static_cast<int64_t>(batch.token_ids.size()),
-                                 .num_rows = static_cast<int64_t>(part.ids.size()),
-                                 .start_position = stream.length,
-                                 .write_from = stream.valid,
-                                 .pages = stream.pages.data()});
-      batch.prior_hidden.push_back(stream.length > 0 && stream.hidden_at == stream.length - 1 ? stream.hidden.data() : nullptr);
-      batch.token_ids.insert(batch.token_ids.end(), part.ids.begin(), part.ids.end());
-    }
-    for (size_t i = 0; i < batch.token_ids.size(); ++i) batch.logit_rows.push_back(static_cast<int32_t>(i));
+    const ForwardBatch batch = ModelHarness::BatchOf(Form::kPrefill, parts, true);
     std::vector<float> logits(batch.token_ids.size() * static_cast<size_t>(harness.vocab()));
     RETURN_IF_ERROR(engine.Run(harness.kv(), batch, logits.data(), hooks));
     for (size_t i = 0; i < parts.size(); ++i) {

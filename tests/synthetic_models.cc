@@ -8,6 +8,7 @@
 
 #include "absl/strings/str_replace.h"
 #include "common/formats/synth.h"
+#include "tests/model_harness.h"
 
 namespace hearth {
 namespace {
@@ -70,5 +71,7 @@ std::string SyntheticModelDir(const std::string& name) {
   static Checkpoints checkpoints;
   return checkpoints.Get(name);
 }
+
+std::string TestModelDir(const std::string& name) { return name == "fable" ? SourceDir() + "/deploy/models/fable-moe" : SyntheticModelDir(name); }
 
 }  // namespace hearth

@@ -9,5 +9,7 @@ namespace hearth {
 
 // "synth": latent attention; "gqa": grouped-query attention; "top8": latent, eight choices a row of sixteen experts. The checkpoint's folder, made once a process.
 std::string SyntheticModelDir(const std::string& name);
+// The same names, and "fable": the bundled model.
+std::string TestModelDir(const std::string& name);
 
 }  // namespace hearth
