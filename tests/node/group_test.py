@@ -38,7 +38,7 @@ def wait_group(node, ranks, timeout=30):
         return len(ids) == 1 and 0 not in ids and ids.pop()
     found = wait_for("a whole group", whole, timeout)
     for w in workers(ranks):
-        wait_for(f"the router meeting {w}", lambda: f"{w} is ready" in node.log("router"), timeout)
+        node.wait_worker(w)
     time.sleep(1.5)
     return found
 

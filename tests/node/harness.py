@@ -179,8 +179,11 @@ class Node:
         wait_for("readiness", lambda: self.get("/health").status == 200, timeout or self.ready_timeout)
 
     def wait_worker(self, name):
-        """The node answers as soon as one decode worker is there; this waits until the router has met that one."""
-        wait_for(f"the router meeting {name}", lambda: f"{name} is ready" in self.log("router"))
+        """The node answers as soon as one decode worker is there; this waits until the router has met that one, after each of its deaths anew."""
+        def met():
+            said = [line for line in self.log("router").splitlines() if f" {name} is " in line]
+            return bool(said) and said[-1].endswith(f"{name} is ready")
+        wait_for(f"the router meeting {name}", met)
 
     # -- HTTP
     def request(self, method, path, body=None, headers=None, timeout=120):

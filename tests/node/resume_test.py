@@ -235,7 +235,8 @@ def test_rings_go_with_their_worker_and_come_back_with_the_store():
                 rings = node.status()["weightstore"]["rings"]
                 assert [(r["worker"], r.get("shard", 0), r["slots"]) for r in rings] == [("prefill.0", 0, 3), ("prefill.0", 1, 3)], rings
                 assert (ring_files(node) == before) == (trapped == "weightstore"), point
-                # Whoever was killed: the next prompt comes through the rings.
+                # Whoever was killed: the next prompt comes through the rings, once the router has met their worker.
+                node.wait_worker("prefill.0")
                 filled = [int(r.get("records", 0)) for r in rings]
                 node.completion(prompt[7:], **PASS_OPTIONS)
                 rings = node.status()["weightstore"]["rings"]
