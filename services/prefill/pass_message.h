@@ -1,6 +1,6 @@
-// What rank 0 of a prefill group tells the others of a shared pass: the batch, as bytes.
+// What rank 0 of a prefill group tells the others of a shared pass: the batch, as the bytes of a protobuf message (proto/hearth/v1/pass.proto).
 // Room: services/prefill. May touch: common/{model,device,shm,base}. Threads: any; pure functions.
-// The bytes come from another process, so a reader checks every count against what is there; what they mean is checked with the batch (SlpEngine).
+// The bytes come from another process, so a reader checks every count; what they mean is checked with the batch (SlpEngine).
 #pragma once
 
 #include <cstdint>
