@@ -37,7 +37,7 @@ find_package(prometheus-cpp QUIET CONFIG)
 hearth_require(prometheus-cpp_FOUND "prometheus-cpp" prometheus-cpp-dev)
 foreach(entry
     "NUMA;numa;libnuma-dev" "PCRE2;libpcre2-8;libpcre2-dev" "XXHASH;libxxhash;libxxhash-dev"
-    "SYSTEMD;libsystemd;libsystemd-dev" "UTF8PROC;libutf8proc;libutf8proc-dev")
+    "SYSTEMD;libsystemd;libsystemd-dev" "UTF8PROC;libutf8proc;libutf8proc-dev" "LIBURING;liburing;liburing-dev")
   list(GET entry 0 name)
   list(GET entry 1 module)
   list(GET entry 2 package)
