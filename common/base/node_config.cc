@@ -48,6 +48,8 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"model", "name", &c.model_name},
       {"weightstore", "numa_shards", &c.numa_shards, 0, 64},
       {"weightstore", "load_threads", &c.load_threads, 0, 256},
+      {"weightstore", "image_bytes_max", &c.image_bytes_max, 0},
+      {"weightstore", "disk_dir", &c.disk_dir},
       {"weightstore", "kv_pool_bytes", &c.kv_pool_bytes, 0},
       {"weightstore", "kv_pool_tokens", &c.kv_pool_tokens, 0, int64_t{1} << 32},
       {"weightstore", "orphan_grace_ms", &c.orphan_grace_ms, 0, kDayMs},
@@ -140,6 +142,9 @@ absl::Status Validate(NodeConfig& c) {
   // Unix socket paths hold at most 107 bytes (sun_path).
   if (c.WorkerSocket("prefill", 15).size() > 107) return bad("node.runtime_dir is too long: its sockets' paths may have at most 107 bytes");
   if (const absl::Status s = c.AllowsIsa(c.isa); !s.ok()) return bad("decode.isa: " + std::string(s.message()));
+  if (c.image_bytes_max > 0 && c.disk_dir.empty()) {
+    return bad("weightstore.image_bytes_max needs weightstore.disk_dir: a directory on a fast disk, for the experts beyond it");
+  }
   if (c.expert_source == "ring" && c.prefill_path != "slp") {
     return bad(absl::StrCat("prefill.expert_source = \"ring\" is for prefill.path = \"slp\", and it is \"", c.prefill_path, "\""));
   }
@@ -234,7 +239,7 @@ absl::StatusOr<NodeConfig> ReadNodeConfig(const std::string& path) {
   ASSIGN_OR_RETURN(NodeConfig config, ParseNodeConfig(text.str(), path));
   // Relative paths mean: beside the file, so that a node can be moved as a folder.
   const std::filesystem::path base = std::filesystem::absolute(path).parent_path();
-  for (std::string* p : {&config.model_path, &config.runtime_dir, &config.shm_dir, &config.hardware, &config.api_key_file}) {
+  for (std::string* p : {&config.model_path, &config.runtime_dir, &config.shm_dir, &config.disk_dir, &config.hardware, &config.api_key_file}) {
     if (!p->empty() && std::filesystem::path(*p).is_relative()) *p = (base / *p).lexically_normal().string();
   }
   RETURN_IF_ERROR(Validate(config));

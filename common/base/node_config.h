@@ -33,6 +33,8 @@ struct NodeConfig {
   // [weightstore]
   int64_t numa_shards = 0;           // 0: one per NUMA node with memory; more pretends a topology
   int64_t load_threads = 0;          // 0: as many as cores, but 8 to 16
+  int64_t image_bytes_max = 0;       // what the weights may take of shm_dir: routed experts beyond it stay on disk. 0: no limit
+  std::string disk_dir;              // where those lie (docs/operations.md: A model larger than memory)
   int64_t kv_pool_bytes = 0;         // 0: kv_pool_tokens decides
   int64_t kv_pool_tokens = 0;        // 0: batch x context, at least 32768 tokens
   int64_t orphan_grace_ms = 60'000;  // pages of a stream whose worker died wait so long for the next one

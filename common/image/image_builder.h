@@ -26,10 +26,12 @@ struct LoadProgress {
 struct BuildOptions {
   std::string model_dir;
   RegionPlace place;
-  int num_shards = 1;                                   // NUMA shards of routed experts; may exceed the machine's nodes (a pretended topology)
-  int num_threads = 0;                                  // readers; 0: as many as the machine has cores, but 8 to 16
+  uint64_t image_bytes_max = 0;  // what the segments may take of place.dir; experts beyond it go to place.disk_dir. 0: no limit
+  int num_shards = 1;            // NUMA shards of routed experts; may exceed the machine's nodes (a pretended topology)
+  int num_threads = 0;           // readers; 0: as many as the machine has cores, but 8 to 16
   std::function<void(const LoadProgress&)> allocating;  // as `progress`, before the first read: memory that has been allocated
   std::function<void(const LoadProgress&)> progress;    // several times a second, from the calling thread; may be empty
+  std::function<void(const LoadProgress&)> flushing;    // as `progress`, behind it: what of the disk parts has reached the disk
   std::function<bool()> cancelled;                      // asked on the calling thread about twenty times a second; may be empty
   // Called when all else is done, just before the manifest becomes READY: what must exist together with the generation
   // (KV pool, table) is made here. Its error removes everything.
@@ -41,13 +43,14 @@ struct BuildOptions {
 struct BuildResult {
   Hash128 generation;
   Hash128 fingerprint;
-  uint64_t bytes = 0;  // of all segments
+  uint64_t bytes = 0;       // of all segments, both parts
+  uint64_t disk_bytes = 0;  // of the disk parts
   double seconds = 0;
   std::vector<std::string> notes;  // what was assumed, and how memory was placed: for the log
 };
 
 // Everything that can be known before the first byte is read is refused before it: config, plan, missing shards, memory
-// (needed and available). What can be known only from bytes (NaN codes, bad scales) removes all that was made. Errors:
+// and disk (needed and available). What can be known only from bytes (NaN codes, bad scales) removes all that was made. Errors:
 // see formats/*.h; ResourceExhausted for memory; Cancelled.
 absl::StatusOr<BuildResult> BuildImage(const BuildOptions& options);
 

@@ -70,7 +70,10 @@ class ImageTest : public testing::Test {
   }
   std::vector<std::string> FilesLeft() const {
     std::vector<std::string> names;
-    for (const auto& entry : fs::directory_iterator(place_.dir)) names.push_back(entry.path().filename());
+    for (const std::string& dir : {place_.dir, place_.disk_dir}) {
+      if (dir.empty()) continue;
+      for (const auto& entry : fs::directory_iterator(dir)) names.push_back(entry.path().filename());
+    }
     return names;
   }
   // Overwrites bytes of a tensor in model_dir_.
@@ -464,7 +467,7 @@ TEST_F(ImageTest, AFileThatShrinksWhileItIsReadIsDataLoss) {
   ASSERT_TRUE(plan.ok());
   fs::resize_file(model_dir_ + "/model.safetensors", fs::file_size(model_dir_ + "/model.safetensors") - 1);
   std::vector<uint8_t> segment(plan->segment_bytes());
-  ImageWriter writer(*plan, {segment.data()});
+  ImageWriter writer(*plan, {{segment.data(), segment.size()}});
   const absl::Status status = ReadSources(*plan, writer, ReadOptions{2, nullptr, nullptr});
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(Message(status), HasSubstr("model.safetensors: ends at byte"));
@@ -568,27 +571,31 @@ TEST_F(ImageTest, KilledBuildersLeaveNothingReadyAndEverythingRemovable) {
 
 // The other half of the next test: builds an image in a process of its own. Alone it has nothing to do.
 TEST(ImageChild, BuildsInTheDirectoryOfTheEnvironment) {
-  const char* dir = getenv("HEARTH_TEST_BUILD_DIR");
-  if (dir == nullptr) GTEST_SKIP() << "run by ImageTest.DeathAfterEveryStoreThatOthersCanSee";
+  const char *dir = getenv("HEARTH_TEST_BUILD_DIR"), *disk_dir = getenv("HEARTH_TEST_DISK_DIR");
+  if (dir == nullptr || disk_dir == nullptr) GTEST_SKIP() << "run by ImageTest.DeathAfterEveryStoreThatOthersCanSee";
   BuildOptions options;
   options.model_dir = FableDir();
-  options.place = {dir, "n1"};
+  options.place = {dir, "n1", disk_dir};
   options.num_shards = 2;
+  options.image_bytes_max = PlanImage(FableDir(), 2)->segment_bytes() / 2;
   EXPECT_TRUE(BuildImage(options).ok());
 }
 
 TEST_F(ImageTest, DeathAfterEveryStoreThatOthersCanSee) {
-  // Three regions are made: two segments, then the manifest.
+  // Four regions are made: a disk part (the first shard has no rows of an expert), two segments, then the manifest.
+  place_.disk_dir = model_dir_;
   std::vector<std::string> points;
   for (const char* point : {"region.allocated", "region.owner_start", "region.magic", "region.fixed_hash", "region.loading"}) {
-    for (const char* pass : {":1:", ":2:", ":3:"}) points.push_back(absl::StrCat(point, pass, "kill"));
+    for (const char* pass : {":1:", ":2:", ":3:", ":4:"}) points.push_back(absl::StrCat(point, pass, "kill"));
   }
-  for (const char* point : {"image.weights:1:kill", "image.rows:1:kill", "image.segment_ready:1:kill", "image.segment_ready:2:kill"})
+  for (const char* point :
+       {"image.weights:1:kill", "image.rows:1:kill", "image.disk_ready:1:kill", "image.segment_ready:1:kill", "image.segment_ready:2:kill"})
     points.push_back(point);
   const auto die_at = [&](const std::string& point) {
     const pid_t child = fork();
     if (child == 0) {
       setenv("HEARTH_TEST_BUILD_DIR", place_.dir.c_str(), 1);
+      setenv("HEARTH_TEST_DISK_DIR", place_.disk_dir.c_str(), 1);
       setenv("HEARTH_PUBLISH_POINT", point.c_str(), 1);
       execl("/proc/self/exe", "image_builder_test", "--gtest_filter=ImageChild.*", "--gtest_brief=1", nullptr);
       _exit(127);

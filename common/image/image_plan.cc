@@ -65,10 +65,21 @@ absl::StatusOr<std::vector<PlannedTensor>> PlanMtp(const Checkpoint& checkpoint,
   return held;
 }
 
+// Which experts go to disk. Every segment's disk part begins where its resident part ends, which a second layout knows of the first.
+struct Spill {
+  int64_t on_disk = 0;  // of a layer's experts, as IsOnDisk spreads them
+  std::vector<uint64_t> resident_bytes;
+};
+
 // Adds rows and sources to a plan, handing out places in the segments.
 class Layouter {
  public:
-  Layouter(ImagePlan& plan, int num_shards) : plan_(plan), num_shards_(num_shards), used_(static_cast<size_t>(num_shards), 0) {}
+  Layouter(ImagePlan& plan, int num_shards, const Spill& spill)
+      : plan_(plan),
+        num_shards_(num_shards),
+        spill_(spill),
+        used_(static_cast<size_t>(num_shards), 0),
+        on_disk_(static_cast<size_t>(num_shards), 0) {}
 
   absl::Status AddDense(const PlannedTensor& planned) {
     ASSIGN_OR_RETURN(const CheckpointTensor* tensor, Find(planned.name));
@@ -155,7 +166,8 @@ class Layouter {
       row.up_dtype = static_cast<uint8_t>(dtypes.up);
       row.down_dtype = static_cast<uint8_t>(dtypes.down);
       row.hidden = static_cast<uint32_t>(hidden);
-      row.offset = range.count == 0 ? 0 : Take(segment, row.bytes);
+      if (range.count > 0)
+        row.offset = IsOnDisk(expert, spill_.on_disk, plan_.config.n_routed_experts) ? TakeOnDisk(segment, row.bytes) : Take(segment, row.bytes);
       plan_.manifest.experts.push_back(row);
       if (range.count == 0) continue;
       const uint32_t target = first_target + static_cast<uint32_t>(shard);
@@ -191,7 +203,7 @@ class Layouter {
   }
 
   void Finish() {
-    for (const uint64_t used : used_) plan_.manifest.segments.push_back(SegmentRow{used, 0});
+    for (size_t i = 0; i < used_.size(); ++i) plan_.manifest.segments.push_back(SegmentRow{used_[i], on_disk_[i]});
     std::sort(plan_.sources.begin(), plan_.sources.end(), [](const ImageSource& a, const ImageSource& b) {
       return std::pair(a.tensor->file, a.tensor->offset) < std::pair(b.tensor->file, b.tensor->offset);
     });
@@ -243,6 +255,12 @@ class Layouter {
     return begin;
   }
 
+  uint64_t TakeOnDisk(uint32_t segment, uint64_t bytes) {
+    const uint64_t begin = on_disk_[segment];
+    on_disk_[segment] = AlignUp(begin + bytes, kImageAlign);
+    return spill_.resident_bytes[segment] + begin;
+  }
+
   // Returns its index: the vector moves while it grows.
   size_t AddSource(const CheckpointTensor& tensor, bool is_scale, uint64_t row_bytes) {
     ImageSource source;
@@ -267,12 +285,14 @@ class Layouter {
 
   ImagePlan& plan_;
   const int num_shards_;
+  const Spill spill_;
   std::vector<uint64_t> used_;
+  std::vector<uint64_t> on_disk_;
 };
 
 // Rows and sources of all planned tensors, into a plan that has its config and checkpoint.
-absl::Status LayOut(const std::vector<PlannedTensor>& planned, int num_shards, ImagePlan& plan) {
-  Layouter layouter(plan, num_shards);
+absl::Status LayOut(const std::vector<PlannedTensor>& planned, int num_shards, const Spill& spill, ImagePlan& plan) {
+  Layouter layouter(plan, num_shards, spill);
   std::map<std::pair<int64_t, int64_t>, std::array<std::string, 3>> experts;
   uint32_t num_dense = 0;
   for (const PlannedTensor& tensor : planned) num_dense += tensor.expert < 0;
@@ -296,6 +316,27 @@ absl::Status LayOut(const std::vector<PlannedTensor>& planned, int num_shards, I
   return absl::OkStatus();
 }
 
+// What must go to disk of an image that was laid out without a limit.
+absl::StatusOr<Spill> SpillOf(const ImagePlan& plan, uint64_t image_bytes_max) {
+  const int64_t num_experts = plan.config.n_routed_experts;
+  std::vector<std::vector<uint64_t>> bytes(static_cast<size_t>(num_experts), std::vector<uint64_t>(plan.manifest.segments.size()));  // [id, segment]
+  for (const ExpertRow& row : plan.manifest.experts) bytes[row.expert][row.segment] += AlignUp(row.bytes, kImageAlign);
+  uint64_t resident = 0;
+  for (int64_t on_disk = 0; on_disk <= num_experts; ++on_disk) {
+    Spill spill{.on_disk = on_disk, .resident_bytes = {}};
+    for (const SegmentRow& segment : plan.manifest.segments) spill.resident_bytes.push_back(segment.used_bytes);
+    for (int64_t expert = 0; expert < num_experts; ++expert) {
+      for (size_t s = 0; IsOnDisk(expert, on_disk, num_experts) && s < spill.resident_bytes.size(); ++s) {
+        spill.resident_bytes[s] -= bytes[static_cast<size_t>(expert)][s];
+      }
+    }
+    resident = std::accumulate(spill.resident_bytes.begin(), spill.resident_bytes.end(), uint64_t{0});
+    if (resident <= image_bytes_max) return spill;
+  }
+  return absl::ResourceExhaustedError(absl::StrCat("weightstore.image_bytes_max = ", image_bytes_max, " holds less than what must be in memory: ",
+                                                   resident, " bytes of all that is no routed expert; raise it"));
+}
+
 absl::Status CheckShards(int num_shards) {
   if (num_shards >= 1 && num_shards <= static_cast<int>(kManifestSegmentsMax)) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat(num_shards, " shards: supported are 1 to ", kManifestSegmentsMax));
@@ -305,7 +346,7 @@ absl::Status CheckShards(int num_shards) {
 
 uint64_t ImagePlan::segment_bytes() const {
   return std::accumulate(manifest.segments.begin(), manifest.segments.end(), uint64_t{0},
-                         [](uint64_t sum, const SegmentRow& row) { return sum + row.used_bytes; });
+                         [](uint64_t sum, const SegmentRow& row) { return sum + row.used_bytes + row.disk_bytes; });
 }
 
 std::string ManifestTargetName(const Manifest& manifest, uint32_t target) {
@@ -316,7 +357,7 @@ std::string ManifestTargetName(const Manifest& manifest, uint32_t target) {
 
 std::string ImagePlan::TargetName(uint32_t target) const { return ManifestTargetName(manifest, target); }
 
-absl::StatusOr<ImagePlan> PlanImage(const std::string& model_path, int num_shards) {
+absl::StatusOr<ImagePlan> PlanImage(const std::string& model_path, int num_shards, uint64_t image_bytes_max) {
   RETURN_IF_ERROR(CheckShards(num_shards));
   ImagePlan plan;
   ASSIGN_OR_RETURN(const ModelFiles files, OpenModelFiles(model_path));
@@ -333,7 +374,19 @@ absl::StatusOr<ImagePlan> PlanImage(const std::string& model_path, int num_shard
   ASSIGN_OR_RETURN(std::vector<PlannedTensor> mtp, PlanMtp(plan.checkpoint, plan.config));
   planned.insert(planned.end(), std::make_move_iterator(mtp.begin()), std::make_move_iterator(mtp.end()));
 
-  RETURN_IF_ERROR(LayOut(planned, num_shards, plan));
+  plan.manifest.image_bytes_max = image_bytes_max;
+  RETURN_IF_ERROR(LayOut(planned, num_shards, {}, plan));
+  if (image_bytes_max == 0 || plan.segment_bytes() <= image_bytes_max) return plan;
+  // Once more, now that all sizes are known.
+  ASSIGN_OR_RETURN(const Spill spill, SpillOf(plan, image_bytes_max));
+  plan.manifest.segments.clear();
+  plan.manifest.tensors.clear();
+  plan.manifest.tensor_names.clear();
+  plan.manifest.experts.clear();
+  plan.sources.clear();
+  plan.target_parts.clear();
+  plan.read_bytes = 0;
+  RETURN_IF_ERROR(LayOut(planned, num_shards, spill, plan));
   return plan;
 }
 
@@ -344,7 +397,7 @@ absl::StatusOr<Manifest> DescribeImage(const ModelTexts& texts, int num_shards) 
   plan.manifest.generation_config_json = texts.generation_config_json;
   ASSIGN_OR_RETURN(plan.config, ParseModelConfig(texts.config_json, texts.generation_config_json));
   plan.checkpoint = DescribeCheckpoint(plan.config);
-  RETURN_IF_ERROR(LayOut(PlanTensors(plan.config), num_shards, plan));
+  RETURN_IF_ERROR(LayOut(PlanTensors(plan.config), num_shards, {}, plan));
   return std::move(plan.manifest);
 }
 

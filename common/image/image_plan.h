@@ -48,14 +48,22 @@ struct ImagePlan {
   std::vector<uint32_t> target_parts;  // rectangles that a target waits for
   uint64_t read_bytes = 0;             // of all sources
 
-  uint64_t segment_bytes() const;
+  uint64_t segment_bytes() const;  // in shared memory and on disk
   // "model.layers.3.mlp.gate.weight", or "model.layers.3, expert 7, shard 1 of 2".
   std::string TargetName(uint32_t target) const;
 };
 
+// image_bytes_max: what the segments may take of shared memory; experts beyond it go to the disk parts, in every layer the same ones, spread evenly over the
+// ids (see IsOnDisk). 0: no limit.
 // Errors: those of formats/*.h for config, checkpoint and plan; InvalidArgument for num_shards and for experts of mixed
-// dtypes.
-absl::StatusOr<ImagePlan> PlanImage(const std::string& model_path, int num_shards);
+// dtypes; ResourceExhausted for a limit below what must be in memory, with both numbers.
+absl::StatusOr<ImagePlan> PlanImage(const std::string& model_path, int num_shards, uint64_t image_bytes_max = 0);
+
+// Whether an expert is one of the `on_disk` of `num_experts` that lie on disk. Evenly spread, so that a pass, which takes experts by ascending id, finds the
+// disk's among the others and can read the one while it copies the other; ranks that share the ids share the disk's alike.
+constexpr bool IsOnDisk(int64_t expert, int64_t on_disk, int64_t num_experts) {
+  return (expert + 1) * on_disk / num_experts > expert * on_disk / num_experts;
+}
 
 // The image that a checkpoint of this config would make, without its MTP module: rows and sizes, no sums. From config.json alone, for simulation
 // (WeightImage::WithoutWeights). Errors: those of ParseModelConfig; InvalidArgument for num_shards.

@@ -87,14 +87,16 @@ absl::Status CheckRoom(const std::string& dir, const ImageNeeds& needs, const st
   if (shared > in_directory) {
     return absl::ResourceExhaustedError(absl::StrCat("the weight image does not fit into ", dir, ": needed ", Amount(shared), ", available ",
                                                      Amount(in_directory), " [", parts,
-                                                     "]; remove another generation, or raise the size of that file system"));
+                                                     "]; remove another generation, raise the size of that file system, or leave a part of the ",
+                                                     "experts on disk (weightstore.image_bytes_max)"));
   }
   const uint64_t memory = saturating(shared, needs.heap_bytes);
   const uint64_t available = Counter(root + "/proc/meminfo", "MemAvailable:") * 1024;
   if (available > 0 && memory > available) {
     return absl::ResourceExhaustedError(absl::StrCat("the weight image does not fit into this machine's memory: needed ", Amount(memory),
                                                      ", available ", Amount(available), " [", parts,
-                                                     "]; stop other programs, choose a smaller model, or a smaller kv pool"));
+                                                     "]; stop other programs, choose a smaller model or a smaller kv pool, or leave a part of the ",
+                                                     "experts on disk (weightstore.image_bytes_max)"));
   }
   for (const MemoryLimit& limit : CgroupMemoryLimits(root)) {
     if (memory <= limit.available_bytes) continue;
@@ -103,6 +105,21 @@ absl::Status CheckRoom(const std::string& dir, const ImageNeeds& needs, const st
                                                      "]; raise or remove that limit (systemd: MemoryMax=infinity)"));
   }
   return absl::OkStatus();
+}
+
+absl::Status CheckDiskRoom(const std::string& disk_dir, const ImageNeeds& needs) {
+  if (needs.disk_bytes == 0) return absl::OkStatus();
+  if (disk_dir.empty()) {
+    return absl::FailedPreconditionError(
+        absl::StrCat("the weight image is larger than weightstore.image_bytes_max: set weightstore.disk_dir to a directory that takes ",
+                     Amount(needs.disk_bytes)));
+  }
+  ASSIGN_OR_RETURN(const uint64_t available, ShmAvailableBytes(disk_dir));
+  const uint64_t needed = needs.disk_bytes + needs.segment_bytes.size() * kRegionHeaderBytes;
+  if (needed <= available) return absl::OkStatus();
+  return absl::ResourceExhaustedError(absl::StrCat("the disk part of the weight image does not fit into ", disk_dir, ": needed ", Amount(needed),
+                                                   ", available ", Amount(available),
+                                                   "; make room there, raise weightstore.image_bytes_max, or choose another weightstore.disk_dir"));
 }
 
 }  // namespace hearth

@@ -17,6 +17,7 @@ struct ImageNeeds {
   uint64_t manifest_bytes = 0;
   uint64_t reserve_bytes = 0;  // must stay free in the directory: KV pool, rings
   uint64_t heap_bytes = 0;     // private memory while loading: read buffers
+  uint64_t disk_bytes = 0;     // of all disk parts
 };
 
 // What a cgroup lets this process still allocate; nullopt without a limit. `root` is "/" outside of tests.
@@ -26,8 +27,9 @@ struct MemoryLimit {
 };
 std::vector<MemoryLimit> CgroupMemoryLimits(const std::string& root);
 
-// Errors: ResourceExhausted with needed and available of the tightest place and the remedy; PermissionDenied for the
-// directory.
+// Errors: ResourceExhausted with needed and available of the tightest place and the remedy; PermissionDenied for a directory.
 absl::Status CheckRoom(const std::string& dir, const ImageNeeds& needs, const std::string& root = "/");
+// The same for the disk parts. FailedPrecondition where there are some and no directory for them.
+absl::Status CheckDiskRoom(const std::string& disk_dir, const ImageNeeds& needs);
 
 }  // namespace hearth

@@ -104,7 +104,7 @@ TargetRange RangeOfTarget(const Manifest& manifest, uint32_t target) {
   return {row.segment, row.offset, row.bytes, row.sum};
 }
 
-ImageWriter::ImageWriter(const ImagePlan& plan, std::vector<uint8_t*> segments)
+ImageWriter::ImageWriter(const ImagePlan& plan, std::vector<SegmentBytes<uint8_t>> segments)
     : plan_(plan),
       segments_(std::move(segments)),
       hashers_(plan.sources.size()),
@@ -121,7 +121,7 @@ absl::Status ImageWriter::Piece(size_t index, uint64_t at, const uint8_t* data, 
   std::vector<float> scratch;
   const PlacedPiece piece = AsPlaced(source, at, data, bytes, scratch);
   ForEachRun(source, piece.at, piece.data, piece.bytes, [&](uint32_t segment, uint64_t to, const uint8_t* from, uint64_t run_bytes) {
-    memcpy(segments_[segment] + to, from, run_bytes);
+    memcpy(segments_[segment].At(to), from, run_bytes);
     return true;
   });
   return absl::OkStatus();
@@ -132,12 +132,12 @@ absl::Status ImageWriter::Done(size_t index) {
     // The last part's thread sees what the others have copied: their decrements release, this one acquires.
     if (parts_left_[rect.target].fetch_sub(1, std::memory_order_acq_rel) != 1) continue;
     const TargetRange range = RangeOfTarget(plan_.manifest, rect.target);
-    sums_[rect.target] = Xxh3_64(segments_[range.segment] + range.offset, range.bytes);
+    sums_[rect.target] = Xxh3_64(segments_[range.segment].At(range.offset), range.bytes);
   }
   return absl::OkStatus();
 }
 
-ImageComparer::ImageComparer(const ImagePlan& plan, std::vector<const uint8_t*> segments)
+ImageComparer::ImageComparer(const ImagePlan& plan, std::vector<SegmentBytes<const uint8_t>> segments)
     : plan_(plan), segments_(std::move(segments)), hashers_(plan.sources.size()), digests_(plan.sources.size()) {}
 
 absl::Status ImageComparer::Piece(size_t index, uint64_t at, const uint8_t* data, uint64_t bytes) {
@@ -145,9 +145,10 @@ absl::Status ImageComparer::Piece(size_t index, uint64_t at, const uint8_t* data
   HashPiece(*source.tensor, at, data, bytes, hashers_[index], digests_[index]);
   std::vector<float> scratch;
   const PlacedPiece piece = AsPlaced(source, at, data, bytes, scratch);
-  const bool equal = ForEachRun(
-      source, piece.at, piece.data, piece.bytes,
-      [&](uint32_t segment, uint64_t to, const uint8_t* from, uint64_t run_bytes) { return memcmp(segments_[segment] + to, from, run_bytes) == 0; });
+  const bool equal =
+      ForEachRun(source, piece.at, piece.data, piece.bytes, [&](uint32_t segment, uint64_t to, const uint8_t* from, uint64_t run_bytes) {
+        return memcmp(segments_[segment].At(to), from, run_bytes) == 0;
+      });
   if (equal) return absl::OkStatus();
   return absl::DataLossError(absl::StrCat("tensor ", source.tensor->name, ": the image differs from ",
                                           plan_.checkpoint.files()[static_cast<size_t>(source.tensor->file)].path));

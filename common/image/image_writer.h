@@ -19,8 +19,8 @@ namespace hearth {
 // itself, after the last of its parts has arrived, so that it vouches for what workers will read.
 class ImageWriter : public SourceVisitor {
  public:
-  // `segments`: the bodies, of plan.manifest.segments[i].used_bytes each.
-  ImageWriter(const ImagePlan& plan, std::vector<uint8_t*> segments);
+  // `segments`: both parts of each, as long as plan.manifest.segments has them.
+  ImageWriter(const ImagePlan& plan, std::vector<SegmentBytes<uint8_t>> segments);
   absl::Status Piece(size_t index, uint64_t at, const uint8_t* data, uint64_t bytes) override;
   absl::Status Done(size_t index) override;
 
@@ -30,7 +30,7 @@ class ImageWriter : public SourceVisitor {
 
  private:
   const ImagePlan& plan_;
-  const std::vector<uint8_t*> segments_;
+  const std::vector<SegmentBytes<uint8_t>> segments_;
   std::vector<std::unique_ptr<Hasher128>> hashers_;  // of sources that come in more than one piece
   std::vector<Hash128> digests_;                     // one writer each: the thread that reads the source
   std::vector<uint64_t> sums_;                       // one writer each: the thread that brings the last part
@@ -40,14 +40,14 @@ class ImageWriter : public SourceVisitor {
 // Compares instead of filling: DataLoss names the first tensor whose placed bytes differ from the checkpoint's.
 class ImageComparer : public SourceVisitor {
  public:
-  ImageComparer(const ImagePlan& plan, std::vector<const uint8_t*> segments);
+  ImageComparer(const ImagePlan& plan, std::vector<SegmentBytes<const uint8_t>> segments);
   absl::Status Piece(size_t index, uint64_t at, const uint8_t* data, uint64_t bytes) override;
   absl::Status Done(size_t index) override;
   const std::vector<Hash128>& digests() const { return digests_; }
 
  private:
   const ImagePlan& plan_;
-  const std::vector<const uint8_t*> segments_;
+  const std::vector<SegmentBytes<const uint8_t>> segments_;
   std::vector<std::unique_ptr<Hasher128>> hashers_;
   std::vector<Hash128> digests_;
 };

@@ -80,7 +80,15 @@ absl::Status RemoveGeneration(const RegionPlace& place, const Hash128& generatio
     const std::string message = absl::StrCat("removing ", path, ": ", strerror(errno));
     status.Update(errno == EACCES || errno == EPERM ? absl::PermissionDeniedError(message) : absl::InternalError(message));
   };
-  const std::vector<RegionFile> files = ListRegionFiles(place);
+  std::vector<RegionFile> files = ListRegionFiles(place);
+  // An image may have its disk part where a former configuration said.
+  const auto image = ShmRegion::Open(place.Path(kManifestWhat, generation), RegionKind::kManifest, kManifestVersion, MapMode::kReadOnly);
+  if (image.ok() && image->state() != RegionState::kLoading) {
+    const absl::StatusOr<Manifest> rows = ReadManifest(image->body(), image->body_bytes());
+    if (rows.ok() && !rows->disk_dir.empty() && rows->disk_dir != place.disk_dir) {
+      for (RegionFile& file : ListRegionFiles({.dir = rows->disk_dir, .node = place.node})) files.push_back(std::move(file));
+    }
+  }
   for (const bool manifest : {true, false}) {
     for (const RegionFile& file : files) {
       if (file.generation == generation && (file.what == kManifestWhat) == manifest) remove(file.path);

@@ -22,7 +22,7 @@ struct Placement {
 };
 
 uint64_t TextBytes(const Manifest& m) {
-  uint64_t bytes = m.config_json.size() + m.generation_config_json.size() + m.model_dir.size();
+  uint64_t bytes = m.config_json.size() + m.generation_config_json.size() + m.model_dir.size() + m.disk_dir.size();
   for (const std::string& name : m.tensor_names) bytes += name.size();
   return bytes;
 }
@@ -65,7 +65,7 @@ absl::Status CheckTensor(const TensorRow& row, const std::string& name, const st
   if (row.dims[row.rank - 1] % BlockOf(dtype).elements != 0) return bad("its rows are no whole blocks");
   if (DTypeBytes(dtype, elements) != row.bytes) return bad("its bytes contradict its shape");
   if (row.segment >= segments.size()) return bad("segment out of range");
-  const uint64_t limit = segments[row.segment].used_bytes;
+  const uint64_t limit = segments[row.segment].used_bytes;  // only experts may lie on disk
   if (row.offset % kImageAlign != 0 || !Fits(row.offset, row.bytes, limit)) return bad("its bytes lie outside of its segment");
   if (dtype != DType::kF8E4M3) {
     if (row.scale_offset != 0 || row.scale_bytes != 0 || row.scale_rows != 0 || row.scale_cols != 0) return bad("scales without FP8");
@@ -101,9 +101,10 @@ absl::Status CheckExpert(const ExpertRow& row, const std::vector<SegmentRow>& se
   }
   const ExpertRecordLayout layout = ExpertRecordLayout::Of(dtypes, row.count, row.hidden);
   if (row.bytes != layout.bytes) return bad("its bytes contradict its size");
-  if (row.offset % kImageAlign != 0 || !Fits(row.offset, row.bytes, segments[row.segment].used_bytes)) {
-    return bad("its bytes lie outside of its segment");
-  }
+  const SegmentRow& segment = segments[row.segment];
+  const bool resident = Fits(row.offset, row.bytes, segment.used_bytes);
+  const bool on_disk = row.offset >= segment.used_bytes && Fits(row.offset - segment.used_bytes, row.bytes, segment.disk_bytes);
+  if (row.offset % kImageAlign != 0 || !(resident || on_disk)) return bad("its bytes lie outside of its segment");
   return absl::OkStatus();
 }
 
@@ -166,6 +167,8 @@ void WriteManifest(const Manifest& m, uint8_t* body) {
   h.config_json = add_text(m.config_json);
   h.generation_config_json = add_text(m.generation_config_json);
   h.model_dir = add_text(m.model_dir);
+  h.disk_dir = add_text(m.disk_dir);
+  h.image_bytes_max = m.image_bytes_max;
   h.rows_sum = Xxh3_64(body + sizeof(h), p.end - sizeof(h));
   h.header_sum = Xxh3_64(&h, offsetof(ManifestHeader, header_sum));
   memcpy(body, &h, sizeof(h));
@@ -206,9 +209,15 @@ absl::StatusOr<Manifest> ReadManifest(const uint8_t* shared, uint64_t region_bod
   m.config_json = text(h.config_json);
   m.generation_config_json = text(h.generation_config_json);
   m.model_dir = text(h.model_dir);
+  m.disk_dir = text(h.disk_dir);
+  m.image_bytes_max = h.image_bytes_max;
   table(m.segments, h.segments_offset, h.num_segments);
   table(m.tensors, h.tensors_offset, h.num_tensors);
   table(m.experts, h.experts_offset, h.num_expert_rows);
+  for (const SegmentRow& segment : m.segments) {
+    if (segment.disk_bytes == 0) continue;
+    if (segment.used_bytes % kImageAlign != 0 || segment.disk_bytes % kImageAlign != 0 || m.disk_dir.empty()) return Bad("an impossible disk part");
+  }
   absl::flat_hash_set<std::string> seen;
   for (const TensorRow& row : m.tensors) {
     std::string name = text(row.name);

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -46,14 +47,18 @@ struct ManifestHeader {
   ManifestText config_json;
   ManifestText generation_config_json;
   ManifestText model_dir;
-  uint64_t header_sum;  // XXH3-64 of the bytes before this field
+  ManifestText disk_dir;     // where the segments' disk parts are; empty: everything is in shared memory
+  uint64_t image_bytes_max;  // the limit on shared memory that the image was laid out under; 0: none
+  uint64_t header_sum;       // XXH3-64 of the bytes before this field
 };
 static_assert(offsetof(ManifestHeader, generation) == 32 && offsetof(ManifestHeader, num_tensors) == 64 &&
-              offsetof(ManifestHeader, config_json) == 120 && offsetof(ManifestHeader, header_sum) == 168 && sizeof(ManifestHeader) == 176);
+              offsetof(ManifestHeader, config_json) == 120 && offsetof(ManifestHeader, disk_dir) == 168 &&
+              offsetof(ManifestHeader, header_sum) == 192 && sizeof(ManifestHeader) == 200);
 
+// Offsets in a segment count through both of its parts: below used_bytes they lie in shared memory, from there on in its disk part.
 struct SegmentRow {
-  uint64_t used_bytes;  // of the segment's body; its region may be longer by rounding
-  uint64_t reserved;
+  uint64_t used_bytes;  // of the body in shared memory; its region may be longer by rounding
+  uint64_t disk_bytes;  // of the disk part's body: expert records only. 0: there is none; else used_bytes is a multiple of 4096
 };
 static_assert(sizeof(SegmentRow) == 16);
 
@@ -108,6 +113,8 @@ struct Manifest {
   std::string config_json;
   std::string generation_config_json;
   std::string model_dir;
+  std::string disk_dir;
+  uint64_t image_bytes_max = 0;
   uint32_t num_experts = 0;
   std::vector<SegmentRow> segments;
   std::vector<std::string> tensor_names;  // parallel to `tensors`, whose name fields are filled by WriteManifest
@@ -125,11 +132,25 @@ void WriteManifest(const Manifest& manifest, uint8_t* body);
 // Errors: DataLoss, for anything that can't be: sums, ranges, shapes, order of rows, double names.
 absl::StatusOr<Manifest> ReadManifest(const uint8_t* body, uint64_t body_bytes);
 
+// The bytes of one segment. Byte: uint8_t or const uint8_t.
+template <typename Byte>
+struct SegmentBytes {
+  Byte* resident = nullptr;
+  uint64_t resident_bytes = 0;
+  Byte* disk = nullptr;  // null without a disk part
+  Byte* At(uint64_t offset) const { return offset < resident_bytes || disk == nullptr ? resident + offset : disk + (offset - resident_bytes); }
+};
+
 // A READY generation's checked manifest and its segments, mapped read-only: what WeightImage::Attach and `verify` stand
 // on.
 struct ImageFiles {
   Manifest manifest;
   std::vector<ShmRegion> segments;
+  std::vector<std::optional<ShmRegion>> disk_parts;  // by segment
+
+  std::vector<SegmentBytes<const uint8_t>> bytes() const;  // by segment
+  // "4096 of /dev/shm/...": where an offset of a segment is, for messages.
+  std::string PlaceOf(uint32_t segment, uint64_t offset) const;
 };
 // Errors: those of WeightImage::Attach. Defined in weight_image.cc.
 absl::StatusOr<ImageFiles> OpenImageFiles(const RegionPlace& place, const Hash128& generation);

@@ -45,18 +45,18 @@ absl::Status DirectoryProblem(const std::string& dir) {
   for (size_t end = dir.find('/', 1); end != std::string::npos; end = dir.find('/', end + 1)) {
     const std::string part = dir.substr(0, end);
     if (faccessat(AT_FDCWD, part.c_str(), X_OK, AT_EACCESS) == 0) continue;
-    if (errno == ENOENT) return absl::NotFoundError(absl::StrCat("shared-memory directory ", dir, ": ", part, " does not exist"));
-    return absl::PermissionDeniedError(absl::StrCat("shared-memory directory ", dir, ": ", part, " can't be entered by user ", geteuid(), " (",
-                                                    Errno(errno), "); give this user the x right on it"));
+    if (errno == ENOENT) return absl::NotFoundError(absl::StrCat("directory ", dir, ": ", part, " does not exist"));
+    return absl::PermissionDeniedError(absl::StrCat("directory ", dir, ": ", part, " can't be entered by user ", geteuid(), " (", Errno(errno),
+                                                    "); give this user the x right on it"));
   }
   struct stat st;
   if (stat(dir.c_str(), &st) != 0) {
-    if (errno == ENOENT) return absl::NotFoundError(absl::StrCat("shared-memory directory ", dir, " does not exist"));
-    return absl::PermissionDeniedError(absl::StrCat("shared-memory directory ", dir, ": ", Errno(errno)));
+    if (errno == ENOENT) return absl::NotFoundError(absl::StrCat("directory ", dir, " does not exist"));
+    return absl::PermissionDeniedError(absl::StrCat("directory ", dir, ": ", Errno(errno)));
   }
   if (!S_ISDIR(st.st_mode)) return absl::FailedPreconditionError(absl::StrCat(dir, " is not a directory"));
   if (faccessat(AT_FDCWD, dir.c_str(), W_OK | X_OK, AT_EACCESS) != 0) {
-    return absl::PermissionDeniedError(absl::StrCat("shared-memory directory ", dir, " is not writable by user ", geteuid(), " (", Errno(errno),
+    return absl::PermissionDeniedError(absl::StrCat("directory ", dir, " is not writable by user ", geteuid(), " (", Errno(errno),
                                                     "); give this user the w and x rights, or choose another directory"));
   }
   return absl::OkStatus();
@@ -93,6 +93,7 @@ std::string_view KindName(RegionKind kind) {
     case RegionKind::kStoreTable: return "store table";
     case RegionKind::kExpertRing: return "expert ring";
     case RegionKind::kGroup: return "prefill group";
+    case RegionKind::kDiskPart: return "disk part";
   }
   return "unknown kind";
 }
@@ -266,6 +267,9 @@ struct ShmRegion::Impl {
 
 std::string RegionPlace::Path(std::string_view what) const { return absl::StrCat(dir, "/hearth.", node, ".", Sv(what)); }
 std::string RegionPlace::Path(std::string_view what, const Hash128& generation) const { return absl::StrCat(Path(what), ".", generation.ToHex()); }
+std::string RegionPlace::DiskPath(std::string_view what, const Hash128& generation) const {
+  return RegionPlace{.dir = disk_dir, .node = node}.Path(what, generation);
+}
 
 ShmRegion::ShmRegion(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ShmRegion::ShmRegion(ShmRegion&&) noexcept = default;
@@ -429,7 +433,7 @@ absl::StatusOr<uint64_t> ShmAvailableBytes(const std::string& dir) {
   struct statvfs fs;
   if (statvfs(dir.c_str(), &fs) != 0) return absl::InternalError(absl::StrCat("statvfs ", dir, ": ", Errno(errno)));
   if (fs.f_flag & ST_RDONLY) {
-    return absl::PermissionDeniedError(absl::StrCat("shared-memory directory ", dir, " is on a read-only file system"));
+    return absl::PermissionDeniedError(absl::StrCat("directory ", dir, " is on a read-only file system"));
   }
   if (fs.f_blocks == 0) return MemAvailableBytes();  // a tmpfs mounted with size=0 has no limit of its own
   return static_cast<uint64_t>(fs.f_bavail) * fs.f_frsize;
@@ -437,17 +441,18 @@ absl::StatusOr<uint64_t> ShmAvailableBytes(const std::string& dir) {
 
 bool TellsOfTheFile(const absl::Status& error) { return absl::IsFailedPrecondition(error) || absl::IsDataLoss(error) || absl::IsNotFound(error); }
 
-std::vector<RegionFile> ListRegionFiles(const RegionPlace& place, std::vector<std::string>* left_alone) {
-  std::vector<RegionFile> files;
-  DIR* dir = opendir(place.dir.c_str());
-  if (dir == nullptr) return files;
-  const std::string prefix = absl::StrCat("hearth.", place.node, ".");
+namespace {
+
+void AddRegionFiles(const std::string& in, const std::string& node, std::vector<RegionFile>& files, std::vector<std::string>* left_alone) {
+  DIR* dir = opendir(in.c_str());
+  if (dir == nullptr) return;
+  const std::string prefix = absl::StrCat("hearth.", node, ".");
   while (const dirent* entry = readdir(dir)) {
     const std::string name = entry->d_name;
     if (name.compare(0, prefix.size(), prefix) != 0) continue;
     // What follows is <what> or <what>.<32 hex digits>: with any other dot it belongs to a node whose name begins like
     // ours.
-    RegionFile file{absl::StrCat(place.dir, "/", name), name.substr(prefix.size()), std::nullopt};
+    RegionFile file{absl::StrCat(in, "/", name), name.substr(prefix.size()), std::nullopt};
     if (const size_t dot = file.what.find('.'); dot != std::string::npos) {
       file.generation = Hash128FromHex(std::string_view(file.what).substr(dot + 1));
       if (!file.generation) continue;
@@ -468,6 +473,14 @@ std::vector<RegionFile> ListRegionFiles(const RegionPlace& place, std::vector<st
     files.push_back(std::move(file));
   }
   closedir(dir);
+}
+
+}  // namespace
+
+std::vector<RegionFile> ListRegionFiles(const RegionPlace& place, std::vector<std::string>* left_alone) {
+  std::vector<RegionFile> files;
+  AddRegionFiles(place.dir, place.node, files, left_alone);
+  if (!place.disk_dir.empty() && place.disk_dir != place.dir) AddRegionFiles(place.disk_dir, place.node, files, left_alone);
   std::sort(files.begin(), files.end(), [](const RegionFile& a, const RegionFile& b) { return a.path < b.path; });
   return files;
 }

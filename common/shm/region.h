@@ -24,7 +24,7 @@ inline constexpr uint64_t kRegionMagic = 0x3154'5245'4148'5247;  // "GRHAERT1" r
 inline constexpr uint32_t kRegionFormatVersion = 1;
 inline constexpr uint64_t kRegionHeaderBytes = 4096;
 
-enum class RegionKind : uint32_t { kManifest = 1, kSegment = 2, kKvPool = 3, kStoreTable = 4, kExpertRing = 5, kGroup = 6 };
+enum class RegionKind : uint32_t { kManifest = 1, kSegment = 2, kKvPool = 3, kStoreTable = 4, kExpertRing = 5, kGroup = 6, kDiskPart = 7 };
 enum class RegionState : uint32_t { kLoading = 1, kReady = 2, kRetired = 3 };
 
 // At offset 0 of each region. The fixed part is written once, before kLoading is stored, and is covered by
@@ -49,10 +49,12 @@ static_assert(std::atomic<uint32_t>::is_always_lock_free && std::atomic<uint64_t
 
 // Where a node's regions live and how their files are called: <dir>/hearth.<node>.<what>[.<generation hex>].
 struct RegionPlace {
-  std::string dir;   // "/dev/shm"
-  std::string node;  // config node.name
+  std::string dir;            // "/dev/shm"
+  std::string node;           // config node.name
+  std::string disk_dir = {};  // where the disk parts of images lie (weight_image.h), under the same kind of name; empty: there are none
   std::string Path(std::string_view what) const;
   std::string Path(std::string_view what, const Hash128& generation) const;
+  std::string DiskPath(std::string_view what, const Hash128& generation) const;
 };
 
 enum class MapMode { kReadOnly, kReadWrite };
@@ -136,7 +138,7 @@ struct RegionFile {
   std::string what;
   std::optional<Hash128> generation;
 };
-// All of a node's regions, whatever their state, sorted by path; files of other nodes and programs are never returned, nor what somebody else may have
+// All of a node's regions in both directories, whatever their state, sorted by path; files of other nodes and programs are never returned, nor what somebody else may have
 // put there under the node's name: other users' files (root's count as ours), and whatever is no plain file. `left_alone` is told of those, a line each.
 std::vector<RegionFile> ListRegionFiles(const RegionPlace& place, std::vector<std::string>* left_alone = nullptr);
 std::vector<std::string> ListRegions(const RegionPlace& place);

@@ -45,7 +45,12 @@ class EmptySegment {
 template <typename Segment>
 class MappedImage : public WeightImage {
  public:
-  MappedImage(Manifest manifest, std::vector<Segment> segments) : manifest_(std::move(manifest)), segments_(std::move(segments)) {
+  MappedImage(Manifest manifest, std::vector<Segment> segments, std::vector<std::optional<ShmRegion>> disk_parts = {})
+      : manifest_(std::move(manifest)), segments_(std::move(segments)), disk_parts_(std::move(disk_parts)) {
+    for (size_t i = 0; i < segments_.size(); ++i) {
+      const bool on_disk = i < disk_parts_.size() && disk_parts_[i].has_value();
+      bytes_.push_back({segments_[i].body(), manifest_.segments[i].used_bytes, on_disk ? disk_parts_[i]->body() : nullptr});
+    }
     for (size_t i = 0; i < manifest_.tensor_names.size(); ++i) by_name_.emplace(manifest_.tensor_names[i], i);
     const size_t layer_rows = LayerRows();
     for (size_t i = 0; i < manifest_.experts.size(); i += layer_rows) {
@@ -63,15 +68,36 @@ class MappedImage : public WeightImage {
   int64_t num_shards() const override { return static_cast<int64_t>(segments_.size()); }
   uint64_t total_bytes() const override {
     uint64_t bytes = 0;
-    for (const SegmentRow& segment : manifest_.segments) bytes += segment.used_bytes;
+    for (const SegmentRow& segment : manifest_.segments) bytes += segment.used_bytes + segment.disk_bytes;
     return bytes;
   }
+  uint64_t disk_bytes() const override {
+    uint64_t bytes = 0;
+    for (const SegmentRow& segment : manifest_.segments) bytes += segment.disk_bytes;
+    return bytes;
+  }
+  std::vector<DiskPart> disk_parts() const override {
+    std::vector<DiskPart> parts(segments_.size());
+    for (size_t i = 0; i < parts.size(); ++i) {
+      if (bytes_[i].disk != nullptr) parts[i] = {disk_parts_[i]->path(), manifest_.segments[i].disk_bytes};
+    }
+    return parts;
+  }
+  std::vector<uint64_t> disk_record_bytes_max() const override {
+    std::vector<uint64_t> most(segments_.size(), 0);
+    for (const ExpertRow& row : manifest_.experts) {
+      if (row.offset >= manifest_.segments[row.segment].used_bytes) most[row.segment] = std::max(most[row.segment], row.bytes);
+    }
+    return most;
+  }
+  const std::string& disk_dir() const override { return manifest_.disk_dir; }
+  uint64_t image_bytes_max() const override { return manifest_.image_bytes_max; }
   std::vector<uint64_t> segment_bytes() const override {
     std::vector<uint64_t> bytes;
     for (const SegmentRow& segment : manifest_.segments) bytes.push_back(segment.used_bytes);
     return bytes;
   }
-  const uint8_t* segment_data(int64_t shard) const override { return segments_[static_cast<size_t>(shard)].body(); }
+  const uint8_t* segment_data(int64_t shard) const override { return bytes_[static_cast<size_t>(shard)].resident; }
 
   absl::StatusOr<ImageTensor> Tensor(std::string_view name) const override {
     const auto it = by_name_.find(Sv(name));
@@ -79,7 +105,7 @@ class MappedImage : public WeightImage {
       return absl::NotFoundError(absl::StrCat("the weight image holds no tensor ", Sv(name), " (routed experts are found by Expert)"));
     }
     const TensorRow& row = manifest_.tensors[it->second];
-    const uint8_t* base = segments_[row.segment].body();
+    const uint8_t* base = bytes_[row.segment].resident;
     ImageTensor tensor;
     tensor.data = base + row.offset;
     tensor.dtype = static_cast<DType>(row.dtype);
@@ -106,7 +132,9 @@ class MappedImage : public WeightImage {
     out.begin = row.begin;
     out.count = row.count;
     if (row.count == 0) return out;
-    const uint8_t* record = segments_[row.segment].body() + row.offset;
+    const SegmentBytes<const uint8_t>& bytes = bytes_[row.segment];
+    const uint8_t* record = bytes.At(row.offset);
+    if (row.offset >= bytes.resident_bytes) out.disk_offset = kRegionHeaderBytes + (row.offset - bytes.resident_bytes);
     const ExpertRecordLayout layout = ExpertRecordLayout::Of(out.dtypes, row.count, row.hidden);
     out.record = record;
     out.record_bytes = layout.bytes;
@@ -126,6 +154,8 @@ class MappedImage : public WeightImage {
 
   const Manifest manifest_;
   const std::vector<Segment> segments_;
+  const std::vector<std::optional<ShmRegion>> disk_parts_;  // by segment; may be shorter
+  std::vector<SegmentBytes<const uint8_t>> bytes_;          // by segment
   absl::flat_hash_map<std::string, size_t> by_name_;
   std::vector<int64_t> first_row_;  // by layer; -1: no routed experts
 };
@@ -150,6 +180,19 @@ absl::Status NotReady(const ShmRegion& region, RegionState state) {
                    state == RegionState::kLoading ? ": still loading, or left over by a store that died" : ": a newer image replaces it"));
 }
 
+// A part of a READY image, at least as long as its manifest has it.
+absl::StatusOr<ShmRegion> OpenPart(const std::string& path, RegionKind kind, uint64_t kind_version, const Hash128& generation, uint64_t bytes) {
+  absl::StatusOr<ShmRegion> part = ShmRegion::Open(path, kind, kind_version, MapMode::kReadOnly);
+  if (absl::IsNotFound(part.status())) return absl::DataLossError(absl::StrCat(part.status().message(), ": a part of the image is gone"));
+  RETURN_IF_ERROR(part.status());
+  RETURN_IF_ERROR(CheckBelongs(*part, generation));
+  if (const RegionState state = part->state(); state != RegionState::kReady) return NotReady(*part, state);
+  if (part->body_bytes() < bytes) {
+    return absl::DataLossError(absl::StrCat(path, ": has ", part->body_bytes(), " bytes, the manifest needs ", bytes));
+  }
+  return part;
+}
+
 }  // namespace
 
 ShardRange ExpertShard(int64_t intermediate, int64_t shard, int64_t num_shards, int64_t block) {
@@ -161,6 +204,22 @@ ShardRange ExpertShard(int64_t intermediate, int64_t shard, int64_t num_shards, 
 }
 
 std::string SegmentWhat(int64_t index) { return absl::StrCat("segment", index); }
+std::string DiskWhat(int64_t index) { return absl::StrCat("disk", index); }
+
+std::vector<SegmentBytes<const uint8_t>> ImageFiles::bytes() const {
+  std::vector<SegmentBytes<const uint8_t>> bytes;
+  for (size_t i = 0; i < segments.size(); ++i) {
+    bytes.push_back({segments[i].body(), manifest.segments[i].used_bytes, disk_parts[i].has_value() ? disk_parts[i]->body() : nullptr});
+  }
+  return bytes;
+}
+
+std::string ImageFiles::PlaceOf(uint32_t segment, uint64_t offset) const {
+  const uint64_t resident = manifest.segments[segment].used_bytes;
+  const bool on_disk = offset >= resident && disk_parts[segment].has_value();
+  return absl::StrCat((on_disk ? offset - resident : offset) + kRegionHeaderBytes, " of ",
+                      on_disk ? disk_parts[segment]->path() : segments[segment].path());
+}
 
 absl::StatusOr<ImageFiles> OpenImageFiles(const RegionPlace& place, const Hash128& generation) {
   ASSIGN_OR_RETURN(ShmRegion region,
@@ -172,26 +231,28 @@ absl::StatusOr<ImageFiles> OpenImageFiles(const RegionPlace& place, const Hash12
   if (manifest->generation != generation) {
     return absl::DataLossError(absl::StrCat(region.path(), ": its rows belong to generation ", manifest->generation.ToHex()));
   }
-  std::vector<ShmRegion> segments;
+  ImageFiles files;
+  const RegionPlace on_disk{.dir = manifest->disk_dir, .node = place.node};
   for (size_t i = 0; i < manifest->segments.size(); ++i) {
-    absl::StatusOr<ShmRegion> segment =
-        ShmRegion::Open(place.Path(SegmentWhat(static_cast<int64_t>(i)), generation), RegionKind::kSegment, kSegmentVersion, MapMode::kReadOnly);
-    if (absl::IsNotFound(segment.status())) return absl::DataLossError(absl::StrCat(segment.status().message(), ": a part of the image is gone"));
-    RETURN_IF_ERROR(segment.status());
-    RETURN_IF_ERROR(CheckBelongs(*segment, generation));
-    if (const RegionState state = segment->state(); state != RegionState::kReady) return NotReady(*segment, state);
-    if (segment->body_bytes() < manifest->segments[i].used_bytes) {
-      return absl::DataLossError(
-          absl::StrCat(segment->path(), ": has ", segment->body_bytes(), " bytes, the manifest needs ", manifest->segments[i].used_bytes));
+    const SegmentRow& row = manifest->segments[i];
+    const int64_t index = static_cast<int64_t>(i);
+    ASSIGN_OR_RETURN(ShmRegion segment,
+                     OpenPart(place.Path(SegmentWhat(index), generation), RegionKind::kSegment, kSegmentVersion, generation, row.used_bytes));
+    files.segments.push_back(std::move(segment));
+    std::optional<ShmRegion> part;
+    if (row.disk_bytes > 0) {
+      ASSIGN_OR_RETURN(part,
+                       OpenPart(on_disk.Path(DiskWhat(index), generation), RegionKind::kDiskPart, kDiskPartVersion, generation, row.disk_bytes));
     }
-    segments.push_back(*std::move(segment));
+    files.disk_parts.push_back(std::move(part));
   }
-  return ImageFiles{*std::move(manifest), std::move(segments)};
+  files.manifest = *std::move(manifest);
+  return files;
 }
 
 absl::StatusOr<std::shared_ptr<const WeightImage>> WeightImage::Attach(const RegionPlace& place, const Hash128& generation) {
   ASSIGN_OR_RETURN(ImageFiles files, OpenImageFiles(place, generation));
-  return std::make_shared<MappedImage<ShmRegion>>(std::move(files.manifest), std::move(files.segments));
+  return std::make_shared<MappedImage<ShmRegion>>(std::move(files.manifest), std::move(files.segments), std::move(files.disk_parts));
 }
 
 absl::StatusOr<std::shared_ptr<const WeightImage>> WeightImage::WithoutWeights(Manifest manifest) {

@@ -6,6 +6,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -19,8 +20,9 @@
 
 namespace hearth {
 
-inline constexpr uint64_t kManifestVersion = 2;  // 2: an expert row has three dtypes
+inline constexpr uint64_t kManifestVersion = 3;  // 2: an expert row has three dtypes; 3: segments may have a part on disk
 inline constexpr uint64_t kSegmentVersion = 1;
+inline constexpr uint64_t kDiskPartVersion = 1;
 inline constexpr uint64_t kImageAlign = 4096;  // tensors and expert records begin on these
 
 struct ImageTensor {
@@ -39,6 +41,9 @@ struct ImageExpert {
   int64_t count = 0;                // 0: this shard is empty, all pointers are null
   const uint8_t* record = nullptr;  // all of it, for one copy to a device; its inner offsets are ExpertRecordLayout's
   uint64_t record_bytes = 0;
+  // Where the record begins in its shard's disk part (DiskPart::path), header counted; none: it is in shared memory. On disk all pointers work as
+  // well, through the page cache.
+  std::optional<uint64_t> disk_offset;
   const void* gate = nullptr;
   const void* up = nullptr;
   const void* down = nullptr;
@@ -57,7 +62,16 @@ ShardRange ExpertShard(int64_t intermediate, int64_t shard, int64_t num_shards, 
 
 inline constexpr std::string_view kManifestWhat = "manifest";  // hearth.<node>.manifest.<generation>
 std::string SegmentWhat(int64_t index);                        // hearth.<node>.segment<k>.<generation>
+// Routed experts that found no place in shared memory: hearth.<node>.disk<k>.<generation>, in a directory of its own (RegionPlace::disk_dir), allocated and
+// written whole before READY, never truncated. Whole records on boundaries of kImageAlign, so that each is one direct read.
+std::string DiskWhat(int64_t index);
+struct DiskPart {
+  std::string path;
+  uint64_t bytes = 0;  // of records; 0: the segment has none, and no file
+};
 
+// An image larger than the shared memory that it may have keeps a part of its experts on disk: readers see no difference but time. A read through a mapping
+// of a file that its disk gives an error for ends the process (SIGBUS), as any mapped file does.
 // Threads: any; const after Attach. Checks and tables take milliseconds whatever the image's size: no weight byte is
 // read.
 class WeightImage {
@@ -76,9 +90,14 @@ class WeightImage {
   virtual const std::string& generation_config_json() const = 0;
   virtual const std::string& model_dir() const = 0;  // where it was loaded from (tokenizer files)
   virtual int64_t num_shards() const = 0;
-  virtual uint64_t total_bytes() const = 0;
-  virtual std::vector<uint64_t> segment_bytes() const = 0;
-  virtual const uint8_t* segment_data(int64_t shard) const = 0;  // segment_bytes()[shard] of them
+  virtual uint64_t total_bytes() const = 0;  // in shared memory and on disk
+  virtual uint64_t disk_bytes() const = 0;
+  virtual std::vector<DiskPart> disk_parts() const = 0;             // by shard
+  virtual std::vector<uint64_t> disk_record_bytes_max() const = 0;  // by shard: of the largest record on disk
+  virtual const std::string& disk_dir() const = 0;                  // of disk_parts()
+  virtual uint64_t image_bytes_max() const = 0;                     // the limit that it was laid out under; 0: none
+  virtual std::vector<uint64_t> segment_bytes() const = 0;          // in shared memory
+  virtual const uint8_t* segment_data(int64_t shard) const = 0;     // segment_bytes()[shard] of them
 
   virtual absl::StatusOr<ImageTensor> Tensor(std::string_view name) const = 0;  // NotFound names the tensor
   virtual absl::StatusOr<ImageExpert> Expert(int64_t layer, int64_t expert, int64_t shard) const = 0;

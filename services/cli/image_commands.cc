@@ -16,7 +16,7 @@
 namespace hearth {
 namespace {
 
-RegionPlace PlaceOf(const NodeConfig& config) { return {config.shm_dir, config.node_name}; }
+RegionPlace PlaceOf(const NodeConfig& config) { return {config.shm_dir, config.node_name, config.disk_dir}; }
 
 int Load(const std::string& config_path, const std::string& model_dir, bool replace) {
   const absl::StatusOr<NodeConfig> config = ReadNodeConfig(config_path);
@@ -30,7 +30,7 @@ int Load(const std::string& config_path, const std::string& model_dir, bool repl
   v1::LoadEvent event;
   std::string generation;
   {
-    std::optional<ProgressBar> bar;  // one for each phase that has bytes: allocating, loading
+    std::optional<ProgressBar> bar;  // one for each phase that has bytes: allocating, loading, flushing
     std::string phase;
     while (reader->Read(&event)) {
       if (event.total_bytes() > 0 && event.phase() != phase) bar.emplace(phase = event.phase());
@@ -144,7 +144,7 @@ void AddVerify(CLI::App& app, int& exit_code) {
 }
 
 void AddDrop(CLI::App& app, int& exit_code) {
-  CLI::App* command = app.add_subcommand("drop", "remove a stopped node's image and KV pool from shared memory");
+  CLI::App* command = app.add_subcommand("drop", "remove a stopped node's image and KV pool from shared memory and disk");
   auto config = AddConfigOption(*command);
   command->callback([=, &exit_code] { exit_code = Drop(*config); });
 }

@@ -66,7 +66,7 @@ bool HasLivingLease(const PageTable& pages) {
 }  // namespace
 
 Generations::Generations(const NodeConfig& config, Events events)
-    : config_(config), events_(std::move(events)), place_{config.shm_dir, config.node_name} {}
+    : config_(config), events_(std::move(events)), place_{config.shm_dir, config.node_name, config.disk_dir} {}
 
 // ---- Sizes ----
 
@@ -103,7 +103,8 @@ int Generations::NumShards() const {
 }
 
 uint64_t Generations::ConfigStamp() const {
-  const std::string text = absl::StrCat(Canonical(config_.model_path), "\n", NumShards());
+  std::string text = absl::StrCat(Canonical(config_.model_path), "\n", NumShards());
+  if (config_.image_bytes_max > 0) absl::StrAppend(&text, "\n", config_.image_bytes_max, "\n", config_.disk_dir);
   return Xxh3_64(text.data(), text.size());
 }
 
@@ -213,6 +214,17 @@ bool Generations::IsWanted(const Generation& generation, std::string* why_not) c
       *why_not = absl::StrCat("it has ", image.num_shards(), " NUMA shards, the configuration asks for ", NumShards());
       return false;
     }
+    // What fits under both limits lies in the same places.
+    const uint64_t limit = static_cast<uint64_t>(config_.image_bytes_max);
+    const bool fits_both = image.disk_bytes() == 0 && (limit == 0 || image.total_bytes() <= limit);
+    if (image.image_bytes_max() != limit && !fits_both) {
+      *why_not = absl::StrCat("it was laid out for image_bytes_max = ", image.image_bytes_max(), ", the configuration asks for ", limit);
+      return false;
+    }
+    if (image.disk_bytes() > 0 && image.disk_dir() != config_.disk_dir) {
+      *why_not = absl::StrCat("its disk part is in ", image.disk_dir(), ", the configuration asks for ", config_.disk_dir);
+      return false;
+    }
   }
   const uint64_t stamp = SourceStamp(image.model_dir());
   if (stamp == 0) {
@@ -300,6 +312,7 @@ absl::StatusOr<Hash128> Generations::Build(const LoadRequestOptions& options,
   BuildOptions build;
   build.model_dir = options.model_dir;
   build.place = place_;
+  build.image_bytes_max = static_cast<uint64_t>(config_.image_bytes_max);
   build.num_shards = NumShards();
   build.num_threads = static_cast<int>(config_.load_threads);
   build.reserve = [&](const Manifest& planned) -> absl::StatusOr<uint64_t> {
@@ -309,6 +322,7 @@ absl::StatusOr<Hash128> Generations::Build(const LoadRequestOptions& options,
   build.cancelled = options.cancelled;
   build.allocating = [&](const LoadProgress& progress) { report("allocating", progress); };
   build.progress = [&](const LoadProgress& progress) { report("loading", progress); };
+  build.flushing = [&](const LoadProgress& progress) { report("flushing", progress); };
   build.before_ready = [&](const Hash128& generation) -> absl::Status {
     report("publishing", {});
     Origin origin{.source_stamp = stamp, .config_stamp = ConfigStamp()};
@@ -324,8 +338,9 @@ absl::StatusOr<Hash128> Generations::Build(const LoadRequestOptions& options,
   };
   ASSIGN_OR_RETURN(const BuildResult result, BuildImage(build));
   for (const std::string& note : result.notes) Note(note, result.generation);
-  spdlog::info("loaded {} from {} in {} ({}/s)", HumanBytes(static_cast<double>(result.bytes)), options.model_dir, HumanDuration(result.seconds),
-               HumanBytes(static_cast<double>(result.bytes) / std::max(result.seconds, 1e-9)));
+  spdlog::info("loaded {} from {} in {} ({}/s){}", HumanBytes(static_cast<double>(result.bytes)), options.model_dir, HumanDuration(result.seconds),
+               HumanBytes(static_cast<double>(result.bytes) / std::max(result.seconds, 1e-9)),
+               result.disk_bytes == 0 ? "" : absl::StrCat(", ", HumanBytes(static_cast<double>(result.disk_bytes)), " of it to ", config_.disk_dir));
   return result.generation;
 }
 

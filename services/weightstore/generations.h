@@ -42,7 +42,7 @@ using GenerationPtr = std::shared_ptr<Generation>;
 struct LoadState {
   bool active = false;
   std::string model_dir;
-  std::string phase;  // "planning", "draining", "allocating", "loading", "publishing", "ready"
+  std::string phase;  // "planning", "draining", "allocating", "loading", "flushing", "publishing", "ready"
   LoadProgress progress;
 };
 
