@@ -8,11 +8,13 @@
 #include <filesystem>
 #include <map>
 #include <numeric>
+#include <tuple>
 
 #include "absl/strings/str_cat.h"
 #include "common/experts/cpu_expert_engine.h"
 #include "common/formats/model_config.h"
 #include "common/image/image_builder.h"
+#include "common/image/image_plan.h"
 
 namespace hearth {
 namespace {
@@ -28,14 +30,20 @@ class Images {
     std::error_code ignored;
     std::filesystem::remove_all(dir_, ignored);
   }
-  absl::StatusOr<std::shared_ptr<const WeightImage>> Get(const std::string& model_dir, int num_shards) {
-    auto& image = images_[{model_dir, num_shards}];
+  absl::StatusOr<std::shared_ptr<const WeightImage>> Get(const std::string& model_dir, int num_shards, double on_disk) {
+    auto& image = images_[{model_dir, num_shards, on_disk}];
     if (image == nullptr) {
-      const RegionPlace place{.dir = dir_.string(), .node = "test"};
+      const RegionPlace place{.dir = dir_.string(), .node = "test", .disk_dir = dir_.string()};
       BuildOptions options;
       options.model_dir = model_dir;
       options.place = place;
       options.num_shards = num_shards;
+      if (on_disk > 0) {
+        ASSIGN_OR_RETURN(const ImagePlan plan, PlanImage(model_dir, num_shards));
+        uint64_t experts = 0;
+        for (const ExpertRow& row : plan.manifest.experts) experts += (row.bytes + kImageAlign - 1) / kImageAlign * kImageAlign;
+        options.image_bytes_max = plan.segment_bytes() - static_cast<uint64_t>(on_disk * static_cast<double>(experts));
+      }
       ASSIGN_OR_RETURN(const BuildResult built, BuildImage(options));
       ASSIGN_OR_RETURN(image, WeightImage::Attach(place, built.generation));
     }
@@ -44,7 +52,7 @@ class Images {
 
  private:
   const std::filesystem::path dir_;
-  std::map<std::pair<std::string, int>, std::shared_ptr<const WeightImage>> images_;
+  std::map<std::tuple<std::string, int, double>, std::shared_ptr<const WeightImage>> images_;
 };
 
 std::string FromEnvironment(const char* name, const std::string& otherwise) {
@@ -57,15 +65,15 @@ std::string FromEnvironment(const char* name, const std::string& otherwise) {
 std::string SourceDir() { return FromEnvironment("HEARTH_SOURCE_DIR", "."); }
 std::string SharedDir() { return FromEnvironment("HEARTH_SHARED_DIR", SourceDir() + "/../shared"); }
 
-absl::StatusOr<std::shared_ptr<const WeightImage>> ImageOf(const std::string& model_dir, int num_shards) {
+absl::StatusOr<std::shared_ptr<const WeightImage>> ImageOf(const std::string& model_dir, int num_shards, double on_disk) {
   static Images images;
-  return images.Get(model_dir, num_shards);
+  return images.Get(model_dir, num_shards, on_disk);
 }
 
 absl::StatusOr<std::unique_ptr<ModelHarness>> ModelHarness::Make(const std::string& model_dir, const Options& options) {
   auto harness = std::unique_ptr<ModelHarness>(new ModelHarness);
   ASSIGN_OR_RETURN(const ModelConfig config, ReadModelConfig(model_dir));
-  ASSIGN_OR_RETURN(harness->image_, ImageOf(model_dir, options.num_shards));
+  ASSIGN_OR_RETURN(harness->image_, ImageOf(model_dir, options.num_shards, options.on_disk));
   ASSIGN_OR_RETURN(harness->device_, MakeHostDevice(options.device));
   ASSIGN_OR_RETURN(harness->model_, Model::Bind(config, harness->image_, *harness->device_));
   KvGeometry geometry = harness->model_->kv_geometry();

@@ -19,8 +19,9 @@ namespace hearth {
 std::string SourceDir();
 std::string SharedDir();
 
-// The published image of a checkpoint, built once per test process and shard count, its files removed at exit.
-absl::StatusOr<std::shared_ptr<const WeightImage>> ImageOf(const std::string& model_dir, int num_shards);
+// The published image of a checkpoint, built once per test process, shard count and share on disk, its files removed at exit. `on_disk`: of the routed
+// experts' bytes, about; 1: all of them.
+absl::StatusOr<std::shared_ptr<const WeightImage>> ImageOf(const std::string& model_dir, int num_shards, double on_disk = 0);
 
 // A token stream's place in the KV pool.
 struct TestStream {
@@ -37,6 +38,7 @@ class ModelHarness {
   struct Options {
     HostDeviceOptions device;
     int num_shards = 1;
+    double on_disk = 0;  // as ImageOf has it
     int64_t max_rows = 128;
     int64_t num_pages = 64;
     std::optional<StepOrder> order = StepOrder::kJoint;  // of decode steps of several streams; none: measured
@@ -45,6 +47,7 @@ class ModelHarness {
 
   const Model& model() const { return *model_; }
   const WeightImage& image() const { return *image_; }
+  const std::shared_ptr<const WeightImage>& shared_image() const { return image_; }
   KvPool& kv() { return *kv_; }
   const StepRunner& runner() const { return *runner_; }
   HostDevice& device() { return *device_; }

@@ -22,7 +22,8 @@ namespace hearth {
 
 class ServedRings {
  public:
-  ServedRings(const WeightImage& image, const Model& model, uint32_t slots) : image_(image) {
+  // `second`: behind the rings, as RingExpertSource has it.
+  ServedRings(const WeightImage& image, const Model& model, uint32_t slots, std::unique_ptr<ExpertSource> second = nullptr) : image_(image) {
     char dir[] = "/dev/shm/hearth_served_rings_XXXXXX";
     place_ = {mkdtemp(dir), "test"};
     uint64_t record_bytes = 0;
@@ -38,7 +39,7 @@ class ServedRings {
       const ExpertRingGeometry geometry{.lease_id = kLease, .shard = shard, .num_slots = slots, .slot_bytes = slot_bytes};
       threads_.emplace_back(&ServedRings::Fill, this, *ExpertRing::Create(place_, image.generation(), geometry));
     }
-    source_ = *RingExpertSource::Open(*model.weights().experts, place_, image.generation(), kLease);
+    source_ = *RingExpertSource::Open(*model.weights().experts, place_, image.generation(), kLease, std::move(second));
   }
   ~ServedRings() {
     stop_ = true;
@@ -46,6 +47,7 @@ class ServedRings {
     std::filesystem::remove_all(place_.dir);
   }
   std::shared_ptr<RingExpertSource> source() { return source_; }
+  void Refuse() { refuse_ = true; }  // everything from now on
   // The experts of any layer that the source ever asked for, wanted or not.
   std::set<int64_t> asked() {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -67,13 +69,13 @@ class ServedRings {
       }
       const auto expert = image_.Expert((*request)->layer, (*request)->expert, shard);
       if ((*request)->wanted && expert.ok()) std::memcpy((*request)->record, expert->record, expert->record_bytes);
-      filler.Filled((*request)->wanted ? FillOutcome::kRecord : FillOutcome::kUnwanted);
+      filler.Filled(refuse_ ? FillOutcome::kRefused : (*request)->wanted ? FillOutcome::kRecord : FillOutcome::kUnwanted);
     }
   }
 
   const WeightImage& image_;
   RegionPlace place_;
-  std::atomic<bool> stop_{false};
+  std::atomic<bool> stop_{false}, refuse_{false};
   std::mutex mutex_;
   std::set<int64_t> asked_;
   std::vector<std::thread> threads_;

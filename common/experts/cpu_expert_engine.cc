@@ -123,8 +123,9 @@ class CpuExpertEngine : public ExpertEngine {
   const KernelTable& kernels_;
   std::vector<Scratch> worker_scratch_;
 
-  ExpertGroups groups_;         // RunRows uses its rows alone
-  std::vector<Chosen> chosen_;  // ascending by id
+  ExpertGroups groups_;           // RunRows uses its rows alone
+  std::vector<Chosen> chosen_;    // ascending by id
+  std::vector<int64_t> fetched_;  // their ids
   std::vector<Shard> shards_;
   std::unique_ptr<TaskBoard> sum_board_;
   std::atomic<int32_t> down_left_{0};  // over all shards; the task that takes it to zero releases the sums
@@ -138,6 +139,9 @@ class CpuExpertEngine : public ExpertEngine {
 
 absl::Status CpuExpertEngine::RunTokens(const ExpertsArgs& args) {
   ChooseExperts(args);
+  fetched_.clear();
+  for (const Chosen& chosen : chosen_) fetched_.push_back(chosen.expert);
+  args.source->Fetch(args.layer, fetched_);
   shards_.resize(static_cast<size_t>(args.num_shards));
   for (int64_t s = 0; s < args.num_shards; ++s) {
     Shard& shard = shards_[static_cast<size_t>(s)];

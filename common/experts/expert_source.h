@@ -1,4 +1,4 @@
-// Where the bytes of a routed expert come from: the image itself, or a ring that the store fills (ring_expert_source.h).
+// Where the bytes of a routed expert come from: the image itself, a ring that the store fills (ring_expert_source.h), or a disk (disk_expert_source.h).
 // Room: common/experts. May touch: common/{device,kernels,shm,base}. Threads: any.
 #pragma once
 
@@ -39,6 +39,11 @@ class ExpertSource {
   // What Acquire will be called for from now on, in this order, each at most once; some may be left out. What was expected before and has not been
   // acquired is given up. A source that fetches ahead begins with it; waits of Acquire end with `stop`, which is looked at until the next Expect.
   virtual void Expect(const std::vector<ExpertId>&, const StopToken*) {}
+  // Experts of a layer that will be acquired at once: where their bytes lie on disk, all of them begin to be fetched, instead of each when it is first read.
+  virtual void Fetch(int64_t /*layer*/, const std::vector<int64_t>& /*experts*/) {}
+  // The first error of a disk since Expect. What Acquire returns then is of the right shape, and its bytes are anybody's: whoever computes with them must ask
+  // first, and fail.
+  virtual absl::Status status() const { return absl::OkStatus(); }
   // Experts that may be acquired and not released yet without making others wait, or come another way.
   virtual int64_t max_held() const { return INT64_MAX; }
   // The view stays valid until Release of the same triple.
@@ -48,7 +53,7 @@ class ExpertSource {
   // Of a source that has rings; zeros else. On the thread of Acquire, or while there is none.
   struct Counts {
     int64_t from_rings = 0;  // records, one a shard
-    int64_t from_image = 0;  // records that the rings did not bring
+    int64_t from_image = 0;  // records that the rings did not bring, from a disk behind them among these
     int64_t waited_ns = 0;   // for rings that were not filled yet: the source was starved
   };
   virtual Counts counts() const { return {}; }

@@ -1,3 +1,6 @@
+#include <sys/mman.h>
+
+#include <algorithm>
 #include <vector>
 
 #include "absl/strings/str_cat.h"
@@ -17,6 +20,22 @@ WeightView View(DType dtype, const void* data, const float* scales, int64_t rows
           .scale_row0 = 0};
 }
 
+// Asks for the pages of a mapped file that are not in the page cache. In small steps, since the kernel takes only a device's largest request of each call
+// (force_page_cache_ra, mm/readahead.c); but for a MiB whose first page is there nothing, since asking costs as much as looking at each page.
+void FetchPages(const uint8_t* data, uint64_t bytes) {
+  constexpr uint64_t kStep = 128 << 10;  // the least that a device's read-ahead is set to
+  constexpr uint64_t kLook = 1 << 20;
+  for (uint64_t at = 0; at < bytes; at += kStep) {
+    uint8_t* begin = const_cast<uint8_t*>(data + at);
+    unsigned char there = 0;
+    if (at % kLook == 0 && mincore(begin, kImageAlign, &there) == 0 && (there & 1) != 0) {
+      at += kLook - kStep;
+      continue;
+    }
+    madvise(begin, std::min(kStep, bytes - at), MADV_WILLNEED);
+  }
+}
+
 class ImageExpertSource : public ExpertSource {
  public:
   ImageExpertSource(std::shared_ptr<const WeightImage> image, std::vector<int64_t> first_view, std::vector<ExpertView> views)
@@ -27,6 +46,15 @@ class ImageExpertSource : public ExpertSource {
     return views_[static_cast<size_t>(first_view_[static_cast<size_t>(layer)] + expert * num_shards_ + shard)];
   }
   void Release(int64_t, int64_t, int64_t) override {}
+  void Fetch(int64_t layer, const std::vector<int64_t>& experts) override {
+    if (image_->disk_bytes() == 0) return;
+    for (const int64_t expert : experts) {
+      for (int64_t shard = 0; shard < num_shards_; ++shard) {
+        const absl::StatusOr<ImageExpert> found = image_->Expert(layer, expert, shard);
+        if (found.ok() && found->disk_offset.has_value()) FetchPages(found->record, found->record_bytes);
+      }
+    }
+  }
 
  private:
   std::shared_ptr<const WeightImage> image_;  // keeps the mapping

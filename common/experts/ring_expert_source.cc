@@ -14,9 +14,11 @@ constexpr int64_t kLookNs = 50'000'000;  // between two looks at what else may e
 
 }  // namespace
 
-RingExpertSource::RingExpertSource(ExpertSource& image, std::vector<std::unique_ptr<ExpertRingReader>> rings, int64_t patience_ns)
+RingExpertSource::RingExpertSource(ExpertSource& image, std::vector<std::unique_ptr<ExpertRingReader>> rings, int64_t patience_ns,
+                                   std::unique_ptr<ExpertSource> second)
     : image_(image),
       rings_(std::move(rings)),
+      second_(std::move(second)),
       num_slots_(rings_.at(0)->num_slots()),
       patience_ns_(patience_ns),
       track_(TraceTrackNamed("expert rings")) {
@@ -24,7 +26,7 @@ RingExpertSource::RingExpertSource(ExpertSource& image, std::vector<std::unique_
 }
 
 absl::StatusOr<std::unique_ptr<RingExpertSource>> RingExpertSource::Open(ExpertSource& image, const RegionPlace& place, const Hash128& generation,
-                                                                         uint64_t lease_id) {
+                                                                         uint64_t lease_id, std::unique_ptr<ExpertSource> second) {
   std::vector<std::unique_ptr<ExpertRingReader>> rings;
   for (int64_t shard = 0; shard < image.num_shards(); ++shard) {
     ASSIGN_OR_RETURN(std::unique_ptr<ExpertRing> ring, ExpertRing::Open(place, generation, lease_id, static_cast<uint32_t>(shard)));
@@ -35,11 +37,12 @@ absl::StatusOr<std::unique_ptr<RingExpertSource>> RingExpertSource::Open(ExpertS
     }
     rings.push_back(std::move(reader));
   }
-  return std::make_unique<RingExpertSource>(image, std::move(rings));
+  return std::make_unique<RingExpertSource>(image, std::move(rings), kPatienceNs, std::move(second));
 }
 
 void RingExpertSource::Expect(const std::vector<ExpertId>& order, const StopToken* stop) {
   stop_ = stop;
+  if (second_ != nullptr) second_->Expect({}, stop);  // what it is asked for is never foreseen
   expected_.assign(order.begin(), order.end());
   GiveUpBefore(posted_);
   PostAhead();
@@ -51,11 +54,13 @@ ExpertView RingExpertSource::Acquire(int64_t layer, int64_t expert, int64_t shar
   if (view.record_bytes == 0) return view;  // an empty shard
   const uint8_t* record = request.has_value() ? AwaitRecord(*rings_[static_cast<size_t>(shard)], *request) : nullptr;
   ++(record != nullptr ? counts_.from_rings : counts_.from_image);
-  return record != nullptr ? MovedTo(view, record) : view;
+  if (record != nullptr) return MovedTo(view, record);
+  return second_ != nullptr ? second_->Acquire(layer, expert, shard) : view;
 }
 
 void RingExpertSource::Release(int64_t layer, int64_t expert, int64_t shard) {
   image_.Release(layer, expert, shard);
+  if (second_ != nullptr) second_->Release(layer, expert, shard);
   for (Request& request : requests_) {
     if (request.id != ExpertId{layer, expert} || !request.acquired || request.shards_left == 0) continue;
     if (--request.shards_left == 0) PostAhead();

@@ -3,7 +3,7 @@
 //
 // Request n goes to all rings alike: an expert is there when its S slots carry the same number. Its slots are asked for anew, in order, when it has been
 // released or given up.
-// Whatever the rings don't bring comes from the image, with the same bytes: what nobody expected, what more than max_held() experts are held for, what the
+// Whatever the rings don't bring comes from the image, or a second source beside it (the disk's, where a part of the image lies there), with the same bytes: what nobody expected, what more than max_held() experts are held for, what the
 // store refuses, and, while the store is dead, stopped or far too slow, everything. So no wait here can fail a pass, and none is longer than kPatienceNs.
 #pragma once
 
@@ -24,16 +24,19 @@ class RingExpertSource : public ExpertSource {
  public:
   static constexpr int64_t kPatienceNs = 2'000'000'000;  // as the store's client has with its beats
 
-  // `image` outlives the source. `rings`: one a shard, in their order, each with as many slots.
-  RingExpertSource(ExpertSource& image, std::vector<std::unique_ptr<ExpertRingReader>> rings, int64_t patience_ns = kPatienceNs);
+  // `image` outlives the source. `rings`: one a shard, in their order, each with as many slots. `second`: may be null.
+  RingExpertSource(ExpertSource& image, std::vector<std::unique_ptr<ExpertRingReader>> rings, int64_t patience_ns = kPatienceNs,
+                   std::unique_ptr<ExpertSource> second = nullptr);
   // Opens the rings of a lease. Errors: ExpertRing::Open, ExpertRingReader::Make.
   static absl::StatusOr<std::unique_ptr<RingExpertSource>> Open(ExpertSource& image, const RegionPlace& place, const Hash128& generation,
-                                                                uint64_t lease_id);
+                                                                uint64_t lease_id, std::unique_ptr<ExpertSource> second = nullptr);
 
   int64_t num_shards() const override { return image_.num_shards(); }
   void Expect(const std::vector<ExpertId>& order, const StopToken* stop) override;
   ExpertView Acquire(int64_t layer, int64_t expert, int64_t shard) override;
   void Release(int64_t layer, int64_t expert, int64_t shard) override;
+
+  absl::Status status() const override { return second_ != nullptr ? second_->status() : absl::OkStatus(); }
 
   // One slot less than there are: it is filled meanwhile. What is left out between two that are held takes slots as they do.
   int64_t max_held() const override { return num_slots_ - 1; }
@@ -62,6 +65,7 @@ class RingExpertSource : public ExpertSource {
 
   ExpertSource& image_;
   const std::vector<std::unique_ptr<ExpertRingReader>> rings_;
+  const std::unique_ptr<ExpertSource> second_;
   const int64_t num_slots_;
   const int64_t patience_ns_;
   const TraceTrack track_;

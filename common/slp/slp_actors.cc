@@ -26,6 +26,10 @@ void SlpPass::Load() {
     const int64_t slot = ring.Take();
     Copy(item, slot);
     if (!copy_->status().ok()) break;
+    if (c_.experts != nullptr && !c_.experts->status().ok()) {
+      Stop(Annotate(c_.experts->status(), "loading experts"));
+      break;
+    }
     ring.slot(slot).loaded->Record(*copy_);
     board_.Loaded(item, slot);
   }

@@ -6,6 +6,7 @@
 
 #include "absl/strings/numbers.h"
 #include "common/base/time.h"
+#include "common/rpc/disk_reads.h"
 #include "common/rpc/event_sender.h"
 #include "common/rpc/rpc.h"
 
@@ -250,6 +251,10 @@ grpc::ServerUnaryReactor* ContinueService::Status(grpc::CallbackServerContext* c
       order.set_joint_ms(times.median_ms[static_cast<size_t>(StepOrder::kJoint)]);
       order.set_plain_ms(times.median_ms[static_cast<size_t>(StepOrder::kPlain)]);
       order.set_alternate_ms(times.median_ms[static_cast<size_t>(StepOrder::kAlternate)]);
+    }
+    if (stats.disk.has_value()) {
+      Tell(stats.disk->reader, *response->mutable_disk());
+      response->mutable_disk()->set_through_mapping(stats.disk->through_mapping);
     }
     v1::WorkerStatus::Prompts& prompts = *response->mutable_prompts();
     prompts.set_path(stats.prompt_path);

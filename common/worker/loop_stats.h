@@ -1,10 +1,11 @@
 // Counters of a loop for `status` and metrics: totals, a ten-second rate, step time percentiles.
-// Room: common/worker. May touch: common/{model,device,base}. Threads: Add* from the loop, Look from any.
+// Room: common/worker. May touch: common/{experts,model,device,base}. Threads: Add* from the loop, Look from any.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <optional>
 #include <string>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "common/device/collectives.h"
+#include "common/experts/disk_expert_source.h"
 #include "common/model/step_order.h"
 
 namespace hearth {
@@ -64,7 +66,14 @@ class LoopStats {
     std::vector<Pass> passes;         // the last ones, oldest first
     std::optional<GroupStats> group;  // none: there is to be none
     StreamedTotals streamed;
+    std::optional<DiskExpertSource::View> disk;
   };
+
+  // Asked at each Look.
+  void SetDisk(std::function<DiskExpertSource::View()> look) {
+    std::lock_guard lock(mutex_);
+    look_at_disk_ = std::move(look);
+  }
 
   // A pass over prompt tokens that has ended well.
   void AddPass(Pass pass) {
@@ -146,6 +155,7 @@ class LoopStats {
   View Look(int64_t now_ns) const {
     std::lock_guard lock(mutex_);
     View view = view_;
+    if (look_at_disk_) view.disk = look_at_disk_();
     int64_t tokens = 0;
     for (const Bucket& bucket : buckets_) {
       // The ten whole seconds before this one.
@@ -170,6 +180,7 @@ class LoopStats {
     int64_t tokens = 0;
   };
   mutable std::mutex mutex_;
+  std::function<DiskExpertSource::View()> look_at_disk_;
   View view_;
   uint64_t passes_total_ = 0;
   std::array<Bucket, 16> buckets_{};

@@ -7,6 +7,20 @@ namespace {
 constexpr uint64_t kPlaces = 4096;
 constexpr int64_t kProbeNs = 250'000'000;
 
+// Of a layer's experts those in memory, numbered anew: what the disk takes says nothing of prefetch.
+class ResidentExperts : public ExpertSource {
+ public:
+  ResidentExperts(ExpertSource& source, std::vector<int64_t> experts) : source_(source), experts_(std::move(experts)) {}
+  int64_t num_shards() const override { return source_.num_shards(); }
+  ExpertView Acquire(int64_t layer, int64_t expert, int64_t shard) override { return source_.Acquire(layer, Real(expert), shard); }
+  void Release(int64_t layer, int64_t expert, int64_t shard) override { source_.Release(layer, Real(expert), shard); }
+
+ private:
+  int64_t Real(int64_t expert) const { return experts_[static_cast<size_t>(expert)]; }
+  ExpertSource& source_;
+  const std::vector<int64_t> experts_;
+};
+
 }  // namespace
 
 void MemoryFacts::Tell(v1::WorkerStatus::Memory& out) const {
@@ -42,11 +56,26 @@ absl::StatusOr<FetchAheadProbe> ProbeImage(std::shared_ptr<const WeightImage> im
     return probe;
   }
   const int64_t num_shards = image->num_shards();
+  std::vector<int64_t> resident;
+  for (int64_t expert = 0; expert < config.n_routed_experts; ++expert) {
+    bool on_disk = false;
+    for (int64_t shard = 0; shard < num_shards; ++shard) {
+      ASSIGN_OR_RETURN(const ImageExpert record, image->Expert(layer, expert, shard));
+      on_disk |= record.disk_offset.has_value();
+    }
+    if (!on_disk) resident.push_back(expert);
+  }
+  const int64_t num_resident = static_cast<int64_t>(resident.size());
+  if (num_resident < config.num_experts_per_tok) {
+    probe.note = "its experts lie on disk";
+    return probe;
+  }
   ASSIGN_OR_RETURN(const std::unique_ptr<ExpertSource> source,
                    MakeImageExpertSource(std::move(image), layer, 1, config.n_routed_experts, config.hidden_size));
-  return ProbeFetchAhead(device, *source,
+  ResidentExperts experts(*source, std::move(resident));
+  return ProbeFetchAhead(device, experts,
                          {.layer = layer,
-                          .num_experts = config.n_routed_experts,
+                          .num_experts = num_resident,
                           .top_k = config.num_experts_per_tok,
                           .hidden = config.hidden_size,
                           .intermediate = config.moe_intermediate_size,

@@ -75,6 +75,13 @@ void PrintMemory(const PlanReport& r, std::ostream& out) {
   Table table({"what", "bytes", ""});
   table.Add({"weight image", HumanBytes(static_cast<double>(m.image_bytes)),
              absl::StrFormat(static_cast<double>(m.image_bytes) < dram ? "of %s of DRAM" : "does NOT fit into %s of DRAM", HumanBytes(dram))});
+  if (const double share = r.OnDiskShare(); share > 1) {
+    table.Add({"on disk", "", "not even what is no routed expert fits"});
+  } else if (share > 0) {
+    const double bytes = share * static_cast<double>(m.image_bytes - m.dense_bytes());
+    table.Add({"on disk", HumanBytes(bytes),
+               absl::StrFormat("at least %.0f%% of the routed experts (weightstore.image_bytes_max); a streamed pass reads them once", 100 * share)});
+  }
   if (m.record_bytes > 0) {
     table.Add({"a routed expert", HumanBytes(static_cast<double>(m.record_bytes)), "a slot of an expert ring"});
     table.Add({"a layer of them", HumanBytes(static_cast<double>(m.layer_bytes)), absl::StrFormat("%d slots", m.config.n_routed_experts)});
@@ -92,6 +99,13 @@ void PrintMemory(const PlanReport& r, std::ostream& out) {
 }
 
 }  // namespace
+
+double PlanReport::OnDiskShare() const {
+  const double too_much = static_cast<double>(planned.image_bytes) - profile.cpu.MemoryBytes();
+  const double experts = static_cast<double>(planned.image_bytes - planned.dense_bytes());
+  if (too_much <= 0) return 0;
+  return too_much <= experts ? too_much / experts : 2;
+}
 
 std::optional<double> PlanReport::CrossoverTokens() const {
   // Seconds that streaming gains, by tokens.
@@ -141,10 +155,10 @@ void PrintReport(const PlanReport& r, std::ostream& out) {
 }
 
 std::string ReportJson(const PlanReport& r) {
-  json memory = {{"image_bytes", r.planned.image_bytes},           {"expert_bytes", r.planned.record_bytes},
-                 {"layer_bytes", r.planned.layer_bytes},           {"dense_bytes", r.planned.dense_bytes()},
-                 {"workspace_bytes", r.workspace_bytes},           {"kv_bytes_per_token", r.kv_bytes_per_token},
-                 {"kv_tokens", static_cast<int64_t>(r.KvTokens())}};
+  json memory = {{"image_bytes", r.planned.image_bytes},       {"on_disk_share", r.OnDiskShare()},
+                 {"expert_bytes", r.planned.record_bytes},     {"layer_bytes", r.planned.layer_bytes},
+                 {"dense_bytes", r.planned.dense_bytes()},     {"workspace_bytes", r.workspace_bytes},
+                 {"kv_bytes_per_token", r.kv_bytes_per_token}, {"kv_tokens", static_cast<int64_t>(r.KvTokens())}};
   json decode = json::array();
   for (const DecodePoint& p : r.decode) {
     decode.push_back({{"context", p.context},

@@ -39,6 +39,9 @@ struct PlanReport {
   ExpertExchange exchange = ExpertExchange::kSmallEp;
   std::optional<TogetherPoint> together;
 
+  // Of the routed experts, what at least must lie on disk for the image to fit into memory; 0: it fits; more than 1: nothing helps.
+  double OnDiskShare() const;
+
   // Prompts of so many tokens and more are faster streamed, by the lengths that were run, between which it is interpolated; none: never.
   std::optional<double> CrossoverTokens() const;
 

@@ -75,14 +75,15 @@ void PrintProcesses(const Node& node, std::ostream& out) {
 
 void PrintStore(const v1::StoreStatus& s, std::ostream& out) {
   out << "\nWeights\n";
-  Table images({"generation", "state", "bytes", "shards", "on NUMA nodes", "leases", "from"});
+  Table images({"generation", "state", "bytes", "in memory, by shard", "on disk", "on NUMA nodes", "leases", "from"});
   for (const auto& g : s.generations()) {
     std::string shards, nodes;
     for (uint64_t b : g.segment_bytes()) absl::StrAppend(&shards, shards.empty() ? "" : " + ", Bytes(b));
     for (int i = 0; i < g.bytes_per_node_size(); ++i) {
       if (g.bytes_per_node(i) > 0) absl::StrAppend(&nodes, nodes.empty() ? "" : ", ", i, ": ", Bytes(g.bytes_per_node(i)));
     }
-    images.Add({ShortId(g.id()), g.state() + (g.adopted() ? " (adopted)" : ""), Bytes(g.bytes()), shards, nodes.empty() ? "-" : "node " + nodes,
+    images.Add({ShortId(g.id()), g.state() + (g.adopted() ? " (adopted)" : ""), Bytes(g.bytes()), shards,
+                g.disk_bytes() == 0 ? "-" : absl::StrCat(Bytes(g.disk_bytes()), " in ", g.disk_dir()), nodes.empty() ? "-" : "node " + nodes,
                 absl::StrCat(g.leases()), g.model_dir()});
   }
   images.Print(out);
@@ -123,6 +124,36 @@ void PrintStore(const v1::StoreStatus& s, std::ostream& out) {
                            Bytes(p.bytes()), p.pages_open(), p.pages_sealed_referenced(), p.pages_sealed_cached(), p.pages_free());
   }
   for (const std::string& note : s.notes()) out << "note: " << note << "\n";
+}
+
+// "io_uring, 512 records, 11.3 GB, 5.9 GB/s, 24.0 MB under way", and what is not as it should be.
+std::string ReadsText(const v1::DiskReads& r) {
+  std::string text = absl::StrCat(r.kind(), ", ", r.records(), " records, ", Bytes(r.bytes()));
+  if (r.bytes_per_second() > 0) absl::StrAppend(&text, ", ", Bytes(static_cast<uint64_t>(r.bytes_per_second())), "/s");
+  absl::StrAppend(&text, ", ", Bytes(static_cast<uint64_t>(r.under_way_bytes())), " under way");
+  if (r.through_mapping() > 0) absl::StrAppend(&text, ", ", r.through_mapping(), " more through the page cache");
+  if (r.errors() > 0) absl::StrAppend(&text, ", ", r.errors(), " ERRORS");
+  if (!r.note().empty()) absl::StrAppend(&text, " (", r.note(), ")");
+  return text;
+}
+
+void PrintDisk(const Node& node, std::ostream& out) {
+  Table table({"reader", "experts from disk"});
+  bool any = false;
+  const auto add = [&](const std::string& who, const v1::DiskReads& reads) {
+    table.Add({who, ReadsText(reads)});
+    any = true;
+  };
+  for (const auto& [name, w] : node.workers) {
+    if (w.ok() && w->has_disk()) add(name, w->disk());
+  }
+  for (int i = 0; node.store.ok() && i < node.store->rings_size(); ++i) {
+    const v1::StoreStatus::Ring& ring = node.store->rings(i);
+    if (ring.has_disk()) add(absl::StrCat("weightstore, ring ", ring.shard(), " of ", ring.worker()), ring.disk());
+  }
+  if (!any) return;
+  out << "\nDisk\n";
+  table.Print(out);
 }
 
 void PrintWork(const Node& node, std::ostream& out) {
@@ -308,6 +339,7 @@ int Status(const std::string& config_path, bool as_json) {
   } else {
     PrintProcesses(node, std::cout);
     if (node.store.ok()) PrintStore(*node.store, std::cout);
+    PrintDisk(node, std::cout);
     PrintWork(node, std::cout);
     PrintMeasured(node, std::cout);
     if (node.router.ok()) PrintRouter(*node.router, std::cout);

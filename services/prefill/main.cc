@@ -1,8 +1,10 @@
 // hearth-prefill: computes prompts and hands their pages to decode. Flags, life and signals: common/worker/worker_process.h.
 #include "common/base/logging.h"
 #include "common/base/process.h"
+#include "common/experts/disk_expert_source.h"
 #include "common/experts/ring_expert_source.h"
 #include "common/rpc/store_client.h"
+#include "common/shm/weight_image.h"
 #include "common/slp/slp_engine.h"
 #include "common/worker/worker_process.h"
 #include "services/prefill/prefill_loop.h"
@@ -15,12 +17,34 @@ constexpr int64_t kStreams = 2;
 // Streamed: those that wait share the next pass, whose time is the weights' more than the tokens'.
 constexpr int64_t kStreamsOfAPass = 8;
 
-// On a host device the weights are where it computes already: streaming them past it would only copy them. So there auto is chunked.
-bool StreamsWeights(const NodeConfig& config) { return config.prefill_path == "slp"; }
+// On a host device the weights are where it computes already: streaming them past it would only copy them. So there auto is chunked; but weights on disk are
+// better read once for all tokens than once for each chunk.
+bool StreamsWeights(const NodeConfig& config) {
+  return config.prefill_path == "slp" || (config.prefill_path == "auto" && config.image_bytes_max > 0);
+}
 
-// Where the loader gets experts from; null: from the model's own source, the image, which a host device reads where it lies.
-absl::StatusOr<std::shared_ptr<ExpertSource>> ExpertsOf(const Model& model, StoreClient& store, const NodeConfig& config) {
-  if (config.expert_source != "ring") return nullptr;
+// Where the loader gets experts from. `source` null: from the model's own, the image, which a host device reads where it lies.
+struct Experts {
+  std::shared_ptr<ExpertSource> source;
+  std::function<DiskExpertSource::View()> look_at_disk;  // empty: no disk is read, or through the image's mapping only
+};
+
+absl::StatusOr<Experts> ExpertsOf(const Model& model, StoreClient& store, const NodeConfig& config) {
+  if (config.expert_source == "image") return Experts{};
+  const StoreView attached = store.View();
+  ASSIGN_OR_RETURN(std::shared_ptr<const WeightImage> image, WeightImage::Attach(attached.place, *attached.generation));
+  Experts experts;
+  std::unique_ptr<DiskExpertSource> disk;
+  if (image->disk_bytes() > 0) {
+    ASSIGN_OR_RETURN(disk, DiskExpertSource::Make(*model.weights().experts, std::move(image), config.ring_slots));
+    experts.look_at_disk = [source = disk.get()] { return source->Look(); };
+    const DiskReader::View reader = disk->Look().reader;
+    spdlog::info("experts on disk are read by {}{}", reader.kind, reader.note.empty() ? "" : " (" + reader.note + ")");
+  }
+  if (config.expert_source != "ring") {
+    experts.source = std::move(disk);
+    return experts;
+  }
   if (model.weights().experts == nullptr) {
     return absl::InvalidArgumentError("the model has no routed experts: set prefill.expert_source = \"image\"");
   }
@@ -32,9 +56,11 @@ absl::StatusOr<std::shared_ptr<ExpertSource>> ExpertsOf(const Model& model, Stor
   if (absl::IsResourceExhausted(lease.status())) return absl::InvalidArgumentError(lease.status().message());
   RETURN_IF_ERROR(lease.status());
   const StoreView view = store.View();
-  ASSIGN_OR_RETURN(std::unique_ptr<RingExpertSource> rings, RingExpertSource::Open(*model.weights().experts, view.place, *view.generation, *lease));
+  ASSIGN_OR_RETURN(std::unique_ptr<RingExpertSource> rings,
+                   RingExpertSource::Open(*model.weights().experts, view.place, *view.generation, *lease, std::move(disk)));
   spdlog::info("experts come through {} rings of {} slots", model.num_shards(), config.ring_slots);
-  return std::shared_ptr<ExpertSource>(std::move(rings));
+  experts.source = std::move(rings);
+  return experts;
 }
 
 // By bytes: between ranks on one host a collective costs next to nothing beside them.
@@ -64,12 +90,13 @@ int main(int argc, char** argv) {
                        int64_t index) -> absl::StatusOr<std::shared_ptr<StreamLoop>> {
          std::unique_ptr<SlpEngine> slp;
          std::unique_ptr<PrefillGroup> group;
+         Experts experts;
          if (StreamsWeights(config)) {
-           ASSIGN_OR_RETURN(const std::shared_ptr<ExpertSource> experts, ExpertsOf(model, store, config));
+           ASSIGN_OR_RETURN(experts, ExpertsOf(model, store, config));
            const int64_t ranks = config.prefill_group_ranks();
            ASSIGN_OR_RETURN(slp, SlpEngine::Make(device, model,
                                                  {.chunk_rows = options.idle_chunk_tokens,
-                                                  .experts = experts,
+                                                  .experts = experts.source,
                                                   .ranks = ranks,
                                                   .exchange = ExchangeOf(model.config(), device.caps(), ranks)}));
            // Those behind the last full group compute alone.
@@ -77,7 +104,12 @@ int main(int argc, char** argv) {
            spdlog::info("weights are streamed: {} tokens a pass, {} at once; {} slots for experts, {} beside that many tokens", slp->max_rows(),
                         slp->chunk_rows(), slp->SlotsBeside(1), slp->SlotsBeside(slp->max_rows()));
          }
+<<<<<<< HEAD
          return std::make_shared<PrefillLoop>(device, model, kv, store, options, std::move(slp), std::move(group));
+=======
+         if (options.idle_chunk_tokens == 0) options.busy_chunk_tokens = options.idle_chunk_tokens = device.caps().prefill_chunk_rows;
+         return std::make_shared<PrefillLoop>(device, model, kv, store, options, std::move(slp), std::move(group), std::move(experts.look_at_disk));
+>>>>>>> 835d36f (Experts from disk: read ahead for a streamed pass, into the store's rings, and through the page cache for decode)
        },
        .threads = [](const NodeConfig& c) { return c.prefill_threads; },
        .device_memory_bytes = [](const NodeConfig& c) { return c.prefill_device_memory_bytes; }});

@@ -29,8 +29,9 @@ StreamedTotals TotalsOf(const SlpPassStats& pass) {
 }  // namespace
 
 PrefillLoop::PrefillLoop(Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options,
-                         std::unique_ptr<SlpEngine> slp, std::unique_ptr<PrefillGroup> group)
+                         std::unique_ptr<SlpEngine> slp, std::unique_ptr<PrefillGroup> group, std::function<DiskExpertSource::View()> disk)
     : StreamLoop(device, model, kv, store, options), slp_(std::move(slp)), group_(std::move(group)) {
+  stats_.SetDisk(std::move(disk));
   if (slp_ != nullptr) stats_.SetPrompts("slp", slp_->max_rows(), 0);
   if (group_ == nullptr) return;
   TellGroup();

@@ -3,6 +3,7 @@
 // Room: services/prefill. May touch: common/{worker,slp,model,device,rpc,shm,base}. Threads: see common/worker/stream_loop.h.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -15,8 +16,10 @@ namespace hearth {
 class PrefillLoop : public StreamLoop {
  public:
   // `options.max_streams`: how many may hold pages at once. `slp` null: chunked. `group` null: always alone; else `slp` is made for as many ranks.
+  // `disk`: for status; may be empty.
   PrefillLoop(Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options,
-              std::unique_ptr<SlpEngine> slp = nullptr, std::unique_ptr<PrefillGroup> group = nullptr);
+              std::unique_ptr<SlpEngine> slp = nullptr, std::unique_ptr<PrefillGroup> group = nullptr,
+              std::function<DiskExpertSource::View()> disk = nullptr);
   void Close() override;
 
  protected:

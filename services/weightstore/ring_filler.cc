@@ -15,10 +15,12 @@ constexpr int64_t kLookNs = 200'000'000;  // how long a thread that nobody woke 
 
 }  // namespace
 
-RingFiller::RingFiller(std::string name, std::unique_ptr<ExpertRing> ring, std::shared_ptr<const WeightImage> image, const ShardHome& home)
+RingFiller::RingFiller(std::string name, std::unique_ptr<ExpertRing> ring, std::shared_ptr<const WeightImage> image, const ShardHome& home,
+                       std::unique_ptr<DiskReader> disk)
     : name_(std::move(name)),
       image_(std::move(image)),
       filler_(std::move(ring)),
+      disk_(std::move(disk)),
       track_(TraceTrackNamed(absl::StrCat("ring ", filler_.ring().geometry().shard, " of ", name_))) {
   thread_ = std::thread([this, home] { Run(home); });
 }
@@ -37,7 +39,8 @@ RingFiller::View RingFiller::Look() const {
           .records = records_.load(),
           .record_bytes = record_bytes_.load(),
           .busy_seconds = static_cast<double>(busy_ns_.load()) * 1e-9,
-          .broken = broken_.load()};
+          .broken = broken_.load(),
+          .disk = disk_ == nullptr ? std::nullopt : std::optional(disk_->Look())};
 }
 
 void RingFiller::Run(const ShardHome& home) {
@@ -50,11 +53,14 @@ void RingFiller::Run(const ShardHome& home) {
       broken_ = true;
       return;
     }
-    if (request->has_value()) filler_.Filled(Fill(**request));
+    if (!request->has_value()) continue;
+    const std::optional<FillOutcome> outcome = Fill(**request);
+    if (!outcome.has_value()) return;  // the next store fills it
+    filler_.Filled(*outcome);
   }
 }
 
-FillOutcome RingFiller::Fill(const ExpertRingFiller::Request& request) {
+std::optional<FillOutcome> RingFiller::Fill(const ExpertRingFiller::Request& request) {
   if (!request.wanted) return FillOutcome::kUnwanted;
   const ExpertRingGeometry& geometry = filler_.ring().geometry();
   const int64_t begin_ns = MonotonicNowNs();
@@ -66,7 +72,17 @@ FillOutcome RingFiller::Fill(const ExpertRingFiller::Request& request) {
     }
     return FillOutcome::kRefused;
   }
-  if (expert->count > 0) memcpy(request.record, expert->record, expert->record_bytes);
+  if (expert->disk_offset.has_value()) {
+    // However long it takes: until it has ended, nothing else may go into the slot. A worker that does not wait so long helps itself.
+    const absl::Status read = disk_->Read(0, *expert->disk_offset, expert->record_bytes, request.record, [this] { return stop_.load(); });
+    if (absl::IsCancelled(read)) return std::nullopt;
+    if (!read.ok()) {
+      if (auto permit = LogAllowed("ring-disk", 6)) spdlog::error("{}: {}{}", name_, std::string(read.message()), permit->Note());
+      return FillOutcome::kRefused;
+    }
+  } else if (expert->count > 0) {
+    memcpy(request.record, expert->record, expert->record_bytes);
+  }
   const int64_t end_ns = MonotonicNowNs();
   TraceSpanAt(track_, "fill", begin_ns, end_ns, "layer expert bytes", request.layer, request.expert, static_cast<int64_t>(expert->record_bytes));
   busy_ns_ += end_ns - begin_ns;

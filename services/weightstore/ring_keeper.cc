@@ -73,14 +73,20 @@ absl::Status RingKeeper::Make(const Generation& generation, uint64_t lease, cons
   }
   auto made = Allocate(generation, lease, worker, slots);
   std::vector<std::unique_ptr<RingFiller>> fillers;
-  if (made.ok()) fillers = Serve(generation, worker, *std::move(made));
+  absl::Status status = made.status();
+  if (made.ok()) {
+    auto served = Serve(generation, worker, *std::move(made));
+    status = served.status();
+    if (served.ok()) fillers = *std::move(served);
+  }
+  if (!status.ok()) RemoveFiles(generation.id, lease);
   {
     std::lock_guard lock(mutex_);
     const auto it = rings_.find(lease);
     if (it != rings_.end()) {
       it->second.making = false;
       it->second.fillers = std::move(fillers);
-      return made.status();
+      return status;
     }
   }
   fillers.clear();
@@ -120,13 +126,18 @@ absl::StatusOr<std::vector<std::unique_ptr<ExpertRing>>> RingKeeper::Allocate(co
   return rings;
 }
 
-std::vector<std::unique_ptr<RingFiller>> RingKeeper::Serve(const Generation& generation, const std::string& worker,
-                                                           std::vector<std::unique_ptr<ExpertRing>> rings) const {
+absl::StatusOr<std::vector<std::unique_ptr<RingFiller>>> RingKeeper::Serve(const Generation& generation, const std::string& worker,
+                                                                           std::vector<std::unique_ptr<ExpertRing>> rings) const {
   const std::vector<ShardHome> homes = HomesOf(generation);
+  const std::vector<DiskPart> parts = generation.image->disk_parts();
   std::vector<std::unique_ptr<RingFiller>> fillers;
   for (std::unique_ptr<ExpertRing>& ring : rings) {
-    const ShardHome& home = homes[ring->geometry().shard];
-    fillers.push_back(std::make_unique<RingFiller>(worker, std::move(ring), generation.image, home));
+    const uint32_t shard = ring->geometry().shard;
+    std::unique_ptr<DiskReader> disk;
+    if (!parts[shard].path.empty()) {
+      ASSIGN_OR_RETURN(disk, DiskReader::Open({parts[shard].path}));
+    }
+    fillers.push_back(std::make_unique<RingFiller>(worker, std::move(ring), generation.image, homes[shard], std::move(disk)));
   }
   return fillers;
 }
@@ -161,11 +172,16 @@ void RingKeeper::Adopt(const Generation& generation) {
       continue;
     }
     for (const std::unique_ptr<ExpertRing>& ring : rings) ring->region().SetOwner(SelfProcess());
-    spdlog::info("{}: {} expert rings adopted", worker->second, rings.size());
-    std::vector<std::unique_ptr<RingFiller>> fillers = Serve(generation, worker->second, std::move(rings));
+    auto fillers = Serve(generation, worker->second, std::move(rings));
+    if (!fillers.ok()) {
+      spdlog::warn("{}: expert rings that can't be served are removed: {}", worker->second, std::string(fillers.status().message()));
+      RemoveFiles(generation.id, lease);
+      continue;
+    }
+    spdlog::info("{}: {} expert rings adopted", worker->second, fillers->size());
     std::lock_guard lock(mutex_);
     rings_[lease].worker = worker->second;
-    rings_[lease].fillers = std::move(fillers);
+    rings_[lease].fillers = *std::move(fillers);
   }
 }
 

@@ -47,8 +47,9 @@ class RingKeeper {
   };
   absl::StatusOr<std::vector<std::unique_ptr<ExpertRing>>> Allocate(const Generation& generation, uint64_t lease, const std::string& worker,
                                                                     int64_t slots) const;
-  std::vector<std::unique_ptr<RingFiller>> Serve(const Generation& generation, const std::string& worker,
-                                                 std::vector<std::unique_ptr<ExpertRing>> rings) const;
+  // Errors: those of DiskReader::Open.
+  absl::StatusOr<std::vector<std::unique_ptr<RingFiller>>> Serve(const Generation& generation, const std::string& worker,
+                                                                 std::vector<std::unique_ptr<ExpertRing>> rings) const;
   void RemoveFiles(const Hash128& generation, uint64_t lease) const;
 
   const RegionPlace place_;

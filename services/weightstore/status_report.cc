@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "common/numa/placement.h"
+#include "common/rpc/disk_reads.h"
 #include "common/rpc/rpc.h"
 #include "services/weightstore/attach_reactor.h"
 
@@ -19,6 +20,8 @@ void FillGeneration(const Generations& generations, const Generation& g, int32_t
   out.set_model_dir(g.image->model_dir());
   out.set_fingerprint(ToBytes(g.image->fingerprint()));
   out.set_bytes(g.image->total_bytes());
+  out.set_disk_bytes(g.image->disk_bytes());
+  out.set_disk_dir(g.image->disk_dir());
   out.set_leases(leases);
   out.set_adopted(g.adopted);
   std::vector<uint64_t> per_node;
@@ -88,6 +91,7 @@ void FillStatus(Store& store, v1::StoreStatus* status) {
     out.set_record_bytes(view.ring.record_bytes);
     if (view.ring.busy_seconds > 0) out.set_bytes_per_second(static_cast<double>(view.ring.record_bytes) / view.ring.busy_seconds);
     out.set_broken(view.ring.broken);
+    if (view.ring.disk.has_value()) Tell(*view.ring.disk, *out.mutable_disk());
   }
   for (const GroupKeeper::View& view : store.Groups()) {
     v1::StoreStatus::Group& out = *status->add_groups();

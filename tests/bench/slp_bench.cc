@@ -1,16 +1,21 @@
 // Streamed prefill on the host device, over a link that is held to a pace: how much of the copy hides behind the arithmetic. A pass takes at least as long
 // as the longer of the two; printed is how much longer it took, for links on which the copy alone takes half to twice the arithmetic's time. Arithmetic is
 // a pass over a link without a pace, run before and after each one that is judged.
-// Usage: slp_bench [MODEL_DIR] [--prefill N] [--chunk N] [--slots N] [--rounds N] [--threads N] [--isa NAME] [--terms 1|2]
+// With --disk: the same with 0, 25, 50 and 100 % of the experts' bytes on disk (TMPDIR's), read directly; the disk alone reads the same records by the same
+// reader, with nothing beside it. Then a pass takes at least as long as the longest of disk, link (--link, bytes/s; 0: without a pace) and arithmetic.
+// Usage: slp_bench [MODEL_DIR] [--disk] [--threads-read] [--link N] [--buffers N] [--prefill N] [--chunk N] [--slots N] [--rounds N] [--threads N] [--isa NAME] [--terms 1|2]
 //        --slots 0 (the default): a layer's experts
 // MODEL_DIR: as forward_bench has it. Never run by ctest.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <deque>
 #include <memory>
 #include <string>
 
 #include "common/base/time.h"
+#include "common/disk/disk_reader.h"
+#include "common/experts/disk_expert_source.h"
 #include "common/slp/slp_engine.h"
 #include "tests/bench/limits.h"
 #include "tests/model_harness.h"
@@ -24,7 +29,13 @@ struct Flags {
   SlpOptions slp;
   int64_t prefill = 2048;
   int64_t rounds = 5;
+  bool disk = false;
+  bool threads_read = false;
+  int64_t link_bytes_per_s = 0;
+  int64_t buffers = 8;
 };
+
+std::unique_ptr<ReadQueue> Queue(const Flags& flags) { return flags.threads_read ? MakeThreadQueue(16) : nullptr; }
 
 // An engine over a link of its own pace, with a prompt to pass through it.
 class Link {
@@ -34,7 +45,13 @@ class Link {
     ModelHarness::Options options = flags.harness;
     options.device.link_bytes_per_s = bytes_per_s;
     ASSIGN_OR_RETURN(link->harness_, ModelHarness::Make(flags.model_dir, options));
-    ASSIGN_OR_RETURN(link->engine_, SlpEngine::Make(link->harness_->device(), link->harness_->model(), flags.slp));
+    SlpOptions slp = flags.slp;
+    if (link->harness_->image().disk_bytes() > 0) {
+      ASSIGN_OR_RETURN(link->disk_, DiskExpertSource::Make(*link->harness_->model().weights().experts, link->harness_->shared_image(), flags.buffers,
+                                                           Queue(flags)));
+      slp.experts = link->disk_;
+    }
+    ASSIGN_OR_RETURN(link->engine_, SlpEngine::Make(link->harness_->device(), link->harness_->model(), slp));
     link->prompt_ = link->harness_->NewStream(flags.prefill);
     link->batch_.form = Form::kPrefill;
     for (int64_t i = 0; i < flags.prefill; ++i) link->batch_.token_ids.push_back(static_cast<int32_t>(i * 7919 % link->harness_->vocab()));
@@ -46,6 +63,49 @@ class Link {
   absl::StatusOr<SlpPassStats> Pass() {
     RETURN_IF_ERROR(engine_->Run(harness_->kv(), batch_, nullptr, {}));
     return engine_->last_pass();
+  }
+
+  // What a pass reads from disk, and how long that takes with nothing beside it. Every expert is read: with thousands of tokens each is chosen.
+  struct DiskTime {
+    uint64_t bytes = 0;
+    double seconds = 0;
+  };
+  absl::StatusOr<DiskTime> ReadDisk(const Flags& flags) {
+    const WeightImage& image = harness_->image();
+    DiskTime time;
+    if (image.disk_bytes() == 0) return time;
+    std::vector<std::string> paths;
+    for (const DiskPart& part : image.disk_parts()) paths.push_back(part.path);
+    ASSIGN_OR_RETURN(const auto reader, DiskReader::Open(paths, Queue(flags)));
+    const ModelConfig& c = harness_->model().config();
+    const std::vector<uint64_t> most = image.disk_record_bytes_max();
+    const uint64_t room = (*std::ranges::max_element(most) + kDiskAlign - 1) / kDiskAlign * kDiskAlign;
+    std::unique_ptr<uint8_t, decltype(&free)> buffers(
+        static_cast<uint8_t*>(aligned_alloc(kDiskAlign, room * static_cast<uint64_t>(flags.buffers * image.num_shards()))), free);
+    std::deque<uint64_t> under_way;
+    uint64_t begun = 0;
+    const auto end_oldest = [&]() -> absl::Status {
+      reader->AwaitEnded(under_way.front(), INT64_MAX / 2);
+      const absl::Status status = reader->Outcome(under_way.front());
+      under_way.pop_front();
+      return status;
+    };
+    const int64_t begin_ns = MonotonicNowNs();
+    for (int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
+      for (int64_t expert = 0; c.IsMoeLayer(layer) && expert < c.n_routed_experts; ++expert) {
+        for (int64_t shard = 0; shard < image.num_shards(); ++shard) {
+          ASSIGN_OR_RETURN(const ImageExpert record, image.Expert(layer, expert, shard));
+          if (!record.disk_offset.has_value()) continue;
+          const uint64_t slot = begun++ % static_cast<uint64_t>(flags.buffers * image.num_shards());
+          if (under_way.size() == static_cast<size_t>(flags.buffers * image.num_shards())) RETURN_IF_ERROR(end_oldest());
+          under_way.push_back(reader->Begin(shard, *record.disk_offset, record.record_bytes, buffers.get() + slot * room));
+          time.bytes += record.record_bytes;
+        }
+      }
+    }
+    while (!under_way.empty()) RETURN_IF_ERROR(end_oldest());
+    time.seconds = static_cast<double>(MonotonicNowNs() - begin_ns) * 1e-9;
+    return time;
   }
 
   // Seconds that the copy of as many bytes takes with nothing beside it.
@@ -62,6 +122,7 @@ class Link {
 
  private:
   std::unique_ptr<ModelHarness> harness_;
+  std::shared_ptr<DiskExpertSource> disk_;  // null: all in memory
   std::unique_ptr<SlpEngine> engine_;
   TestStream prompt_;
   ForwardBatch batch_;
@@ -101,6 +162,42 @@ absl::Status Run(Flags flags) {
   return absl::OkStatus();
 }
 
+absl::Status RunDisk(Flags flags) {
+  flags.slp.max_rows = flags.prefill;
+  flags.harness.num_pages = flags.prefill / kPageTokens + 1;
+  std::printf("%s\n%ld tokens, chunks of %ld, %ld buffers, %s\n", flags.model_dir.c_str(), static_cast<long>(flags.prefill),
+              static_cast<long>(flags.slp.chunk_rows), static_cast<long>(flags.buffers),
+              flags.threads_read ? "threads" : "io_uring where it is allowed");
+  std::printf("%8s %10s %10s %10s %10s %12s %10s %10s %36s\n", "on disk", "disk MB", "disk MB/s", "disk ms", "link ms", "compute ms", "pass ms",
+              "waited ms", "pass / max(disk, link, compute)");
+  ASSIGN_OR_RETURN(const auto in_memory, Link::Make(flags, 0));
+  for (const double share : {0.0, 0.25, 0.5, 1.0}) {
+    flags.harness.on_disk = share;
+    ASSIGN_OR_RETURN(const auto link, Link::Make(flags, flags.link_bytes_per_s));
+    std::vector<double> disks, links, computes, passes, waits, ratios;
+    uint64_t disk_bytes = 0;
+    for (int64_t round = 0; round < flags.rounds; ++round) {
+      ASSIGN_OR_RETURN(const Link::DiskTime before, link->ReadDisk(flags));
+      ASSIGN_OR_RETURN(const SlpPassStats compute, in_memory->Pass());
+      ASSIGN_OR_RETURN(const SlpPassStats pass, link->Pass());
+      ASSIGN_OR_RETURN(const SlpPassStats compute_after, in_memory->Pass());
+      ASSIGN_OR_RETURN(const Link::DiskTime after, link->ReadDisk(flags));
+      disk_bytes = before.bytes;
+      disks.push_back((before.seconds + after.seconds) / 2);
+      links.push_back(flags.link_bytes_per_s > 0 ? link->Copy(pass.bytes_loaded) : 0);
+      computes.push_back(Seconds(compute.duration_ns + compute_after.duration_ns) / 2);
+      passes.push_back(Seconds(pass.duration_ns));
+      waits.push_back(Seconds(pass.waited_ns));
+      ratios.push_back(passes.back() / std::max({disks.back(), links.back(), computes.back()}));
+    }
+    const double disk_s = Median(disks);
+    std::printf("%7.0f%% %10.1f %10.1f %10.1f %10.1f %12.1f %10.1f %10.1f %36.2f\n", share * 100, static_cast<double>(disk_bytes) * 1e-6,
+                disk_s > 0 ? static_cast<double>(disk_bytes) * 1e-6 / disk_s : 0, disk_s * 1e3, Median(links) * 1e3, Median(computes) * 1e3,
+                Median(passes) * 1e3, Median(waits) * 1e3, Median(ratios));
+  }
+  return absl::OkStatus();
+}
+
 }  // namespace
 }  // namespace hearth
 
@@ -108,16 +205,28 @@ int main(int argc, char** argv) {
   using namespace hearth;
   Flags flags;
   flags.model_dir = SourceDir() + "/deploy/models/fable-moe";
+  // Flags without a value, which TakeFlags knows nothing of.
+  std::vector<char*> rest;
+  for (int i = 0; i < argc; ++i) {
+    const std::string argument = argv[i];
+    flags.disk |= argument == "--disk";
+    flags.threads_read |= argument == "--threads-read";
+    if (argument != "--disk" && argument != "--threads-read") rest.push_back(argv[i]);
+  }
+  argc = static_cast<int>(rest.size());
+  argv = rest.data();
   const bool understood = TakeFlags(argc, argv, &flags.harness.device, &flags.model_dir, [&](const std::string& name, const char* value) {
     const int64_t number = std::atoll(value);
     if (name == "--prefill") return (flags.prefill = number) > 0;
     if (name == "--chunk") return (flags.slp.chunk_rows = number) > 0;
     if (name == "--slots") return (flags.slp.expert_slots = number) >= 0;
     if (name == "--rounds") return (flags.rounds = number) > 0;
+    if (name == "--link") return (flags.link_bytes_per_s = number) >= 0;
+    if (name == "--buffers") return (flags.buffers = number) >= 2;
     return false;
   });
   if (!understood) return 2;
-  if (const absl::Status status = Run(flags); !status.ok()) {
+  if (const absl::Status status = flags.disk ? RunDisk(flags) : Run(flags); !status.ok()) {
     std::fprintf(stderr, "%s\n", status.ToString().c_str());
     return 1;
   }
