@@ -6,9 +6,13 @@
 // Usage: slp_bench [MODEL_DIR] [--disk] [--threads-read] [--link N] [--buffers N] [--prefill N] [--chunk N] [--slots N] [--rounds N] [--threads N] [--isa NAME] [--terms 1|2]
 //        --slots 0 (the default): a layer's experts
 // MODEL_DIR: as forward_bench has it. Never run by ctest.
+#include <sys/mman.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <deque>
 #include <memory>
 #include <string>
@@ -65,6 +69,10 @@ class Link {
     return engine_->last_pass();
   }
 
+  ~Link() {
+    if (room_ != nullptr) munmap(room_, room_bytes_);
+  }
+
   // What a pass reads from disk, and how long that takes with nothing beside it. Every expert is read: with thousands of tokens each is chosen.
   struct DiskTime {
     uint64_t bytes = 0;
@@ -80,8 +88,14 @@ class Link {
     const ModelConfig& c = harness_->model().config();
     const std::vector<uint64_t> most = image.disk_record_bytes_max();
     const uint64_t room = (*std::ranges::max_element(most) + kDiskAlign - 1) / kDiskAlign * kDiskAlign;
-    std::unique_ptr<uint8_t, decltype(&free)> buffers(
-        static_cast<uint8_t*>(aligned_alloc(kDiskAlign, room * static_cast<uint64_t>(flags.buffers * image.num_shards()))), free);
+    if (room_ == nullptr) {
+      // In huge pages, as the source's buffers: a read into small ones is cut into as many requests as the disk's longest list of them makes it.
+      room_bytes_ = room * static_cast<uint64_t>(flags.buffers * image.num_shards());
+      room_ = static_cast<uint8_t*>(mmap(nullptr, room_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
+      if (room_ == MAP_FAILED) return absl::ResourceExhaustedError("no memory for buffers");
+      madvise(room_, room_bytes_, MADV_HUGEPAGE);
+      std::memset(room_, 1, room_bytes_);
+    }
     std::deque<uint64_t> under_way;
     uint64_t begun = 0;
     const auto end_oldest = [&]() -> absl::Status {
@@ -98,7 +112,7 @@ class Link {
           if (!record.disk_offset.has_value()) continue;
           const uint64_t slot = begun++ % static_cast<uint64_t>(flags.buffers * image.num_shards());
           if (under_way.size() == static_cast<size_t>(flags.buffers * image.num_shards())) RETURN_IF_ERROR(end_oldest());
-          under_way.push_back(reader->Begin(shard, *record.disk_offset, record.record_bytes, buffers.get() + slot * room));
+          under_way.push_back(reader->Begin(shard, *record.disk_offset, record.record_bytes, room_ + slot * room));
           time.bytes += record.record_bytes;
         }
       }
@@ -121,6 +135,8 @@ class Link {
   }
 
  private:
+  uint8_t* room_ = nullptr;  // of ReadDisk
+  uint64_t room_bytes_ = 0;
   std::unique_ptr<ModelHarness> harness_;
   std::shared_ptr<DiskExpertSource> disk_;  // null: all in memory
   std::unique_ptr<SlpEngine> engine_;
@@ -174,6 +190,7 @@ absl::Status RunDisk(Flags flags) {
   for (const double share : {0.0, 0.25, 0.5, 1.0}) {
     flags.harness.on_disk = share;
     ASSIGN_OR_RETURN(const auto link, Link::Make(flags, flags.link_bytes_per_s));
+    sync();  // what the kernel still writes of the images would be in the disk's way
     std::vector<double> disks, links, computes, passes, waits, ratios;
     uint64_t disk_bytes = 0;
     for (int64_t round = 0; round < flags.rounds; ++round) {
