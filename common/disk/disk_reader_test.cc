@@ -4,9 +4,16 @@
 #include <errno.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <linux/filter.h>
+#include <linux/seccomp.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
@@ -164,6 +171,26 @@ TEST_P(DiskReaderTest, ASlowDiskIsWaitedForAsLongAsTheCallerLikes) {
   reader->Begin(1, 8192, 4096, other.get());
   reader.reset();  // with two reads under way, into memory that lives
   EXPECT_GE(MonotonicNowNs() - begin_ns, 500'000'000);
+}
+
+// A container's filter forbids io_uring: threads read, and it is said why.
+TEST(ReadQueueTest, WhereIoUringIsForbiddenThreadsRead) {
+  const pid_t child = fork();
+  if (child == 0) {
+    sock_filter program[] = {BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(seccomp_data, nr)),
+                             BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, __NR_io_uring_setup, 0, 1), BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ERRNO | EPERM),
+                             BPF_STMT(BPF_RET | BPF_K, SECCOMP_RET_ALLOW)};
+    sock_fprog filter{.len = 4, .filter = program};
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) != 0 || prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) != 0) _exit(77);
+    std::string note;
+    const bool threads = MakeReadQueue(&note)->kind() == "threads";
+    _exit(threads && note.find("forbidden") != std::string::npos ? 0 : 1);
+  }
+  int status = 0;
+  ASSERT_EQ(waitpid(child, &status, 0), child);
+  ASSERT_TRUE(WIFEXITED(status));
+  if (WEXITSTATUS(status) == 77) GTEST_SKIP() << "no seccomp filters here";
+  EXPECT_EQ(WEXITSTATUS(status), 0);
 }
 
 INSTANTIATE_TEST_SUITE_P(Queues, DiskReaderTest, testing::Bool(), [](const auto& info) { return info.param ? "Uring" : "Threads"; });

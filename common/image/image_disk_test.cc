@@ -138,7 +138,7 @@ TEST(DiskShare, IsSpreadEvenly) {
 
 TEST_F(ImageDiskTest, WhatCantBeIsRefusedWithNumbersAndLeavesNothing) {
   absl::Status status = BuildImage(Options(DenseBytes() - 1)).status();
-  EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(Message(status),
               AllOf(HasSubstr(absl::StrCat("image_bytes_max = ", DenseBytes() - 1)), HasSubstr(absl::StrCat(DenseBytes(), " bytes"))));
   BuildOptions nowhere = Options(all_bytes_ / 2);

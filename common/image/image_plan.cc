@@ -333,8 +333,8 @@ absl::StatusOr<Spill> SpillOf(const ImagePlan& plan, uint64_t image_bytes_max) {
     resident = std::accumulate(spill.resident_bytes.begin(), spill.resident_bytes.end(), uint64_t{0});
     if (resident <= image_bytes_max) return spill;
   }
-  return absl::ResourceExhaustedError(absl::StrCat("weightstore.image_bytes_max = ", image_bytes_max, " holds less than what must be in memory: ",
-                                                   resident, " bytes of all that is no routed expert; raise it"));
+  return absl::InvalidArgumentError(absl::StrCat("weightstore.image_bytes_max = ", image_bytes_max, " holds less than what must be in memory: ",
+                                                 resident, " bytes of all that is no routed expert; raise it"));
 }
 
 absl::Status CheckShards(int num_shards) {

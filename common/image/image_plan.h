@@ -55,8 +55,8 @@ struct ImagePlan {
 
 // image_bytes_max: what the segments may take of shared memory; experts beyond it go to the disk parts, in every layer the same ones, spread evenly over the
 // ids (see IsOnDisk). 0: no limit.
-// Errors: those of formats/*.h for config, checkpoint and plan; InvalidArgument for num_shards and for experts of mixed
-// dtypes; ResourceExhausted for a limit below what must be in memory, with both numbers.
+// Errors: those of formats/*.h for config, checkpoint and plan; InvalidArgument for num_shards, for experts of mixed dtypes, and for a limit below what must
+// be in memory, with both numbers.
 absl::StatusOr<ImagePlan> PlanImage(const std::string& model_path, int num_shards, uint64_t image_bytes_max = 0);
 
 // Whether an expert is one of the `on_disk` of `num_experts` that lie on disk. Evenly spread, so that a pass, which takes experts by ascending id, finds the

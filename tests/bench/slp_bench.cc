@@ -91,8 +91,9 @@ class Link {
     if (room_ == nullptr) {
       // In huge pages, as the source's buffers: a read into small ones is cut into as many requests as the disk's longest list of them makes it.
       room_bytes_ = room * static_cast<uint64_t>(flags.buffers * image.num_shards());
-      room_ = static_cast<uint8_t*>(mmap(nullptr, room_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0));
-      if (room_ == MAP_FAILED) return absl::ResourceExhaustedError("no memory for buffers");
+      void* room_at = mmap(nullptr, room_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+      if (room_at == MAP_FAILED) return absl::ResourceExhaustedError("no memory for buffers");
+      room_ = static_cast<uint8_t*>(room_at);
       madvise(room_, room_bytes_, MADV_HUGEPAGE);
       std::memset(room_, 1, room_bytes_);
     }
