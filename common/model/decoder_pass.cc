@@ -12,9 +12,11 @@ DecoderPass::DecoderPass(const PassContext& context) : c_(context), m_(static_ca
 absl::Status DecoderPass::Run(float* logits) {
   Embed();
   RETURN_IF_ERROR(ShowLayer(-1));
+  TraceLaps laps(c_.stream.trace_track());
   for (int64_t layer = 0; layer < c_.config.num_hidden_layers; ++layer) {
     Layer(layer);
     RETURN_IF_ERROR(ShowLayer(layer));
+    laps.Lap("layer", "layer rows", layer, m_);
   }
   if (logits != nullptr && !c_.batch.logit_rows.empty()) Logits(c_.weights.final_norm, c_.weights.head, logits);
   if (c_.weights.mtp.has_value()) {
@@ -34,7 +36,6 @@ void DecoderPass::Embed() {
 
 // One decoder layer (DeepSeek-V3, figure 2).
 void DecoderPass::Layer(int64_t layer) {
-  const TraceSpan span(c_.stream.trace_track(), "layer", "layer rows", layer, m_);
   const LayerWeights& weights = c_.weights.layers[static_cast<size_t>(layer)];
   CacheInput(weights.attention, layer);
   AttendCached(weights.attention, layer);

@@ -5,17 +5,21 @@
 #include <algorithm>
 #include <bit>
 #include <chrono>
+#include <cstdint>
 #include <thread>
 
 namespace hearth {
 namespace {
 
 constexpr size_t kSpansAtOnce = 8192;  // 512 KB a message
+constexpr int kLooksForEnd = 10;       // for the caller's half-close, when this process stops
 constexpr size_t kWords = sizeof(TraceRecord) / sizeof(uint64_t);
 
 }  // namespace
 
-TraceEncoder::TraceEncoder(std::string process, TraceLevel level) : process_(std::move(process)), reader_(level) {}
+TraceEncoder::TraceEncoder(std::string process, TraceLevel level) : process_(std::move(process)), reader_(level) {
+  kept_.reserve(kTraceSpansKept);  // of memory that costs nothing before it is used
+}
 
 void TraceEncoder::AddName(const char* text, v1::TraceChunk& chunk) {
   if (text == nullptr || !named_.insert(text).second) return;
@@ -24,28 +28,33 @@ void TraceEncoder::AddName(const char* text, v1::TraceChunk& chunk) {
   name.set_text(text);
 }
 
-bool TraceEncoder::Send(const std::function<bool(const v1::TraceChunk&)>& send) {
-  TraceReader::Batch batch = reader_.Take();
-  for (size_t begin = 0; begin < batch.records.size() || batch.lost > 0; begin += kSpansAtOnce) {
+bool TraceEncoder::Send(size_t spans_max, const std::function<bool(const v1::TraceChunk&)>& send) {
+  lost_ += reader_.Take(kept_);
+  const size_t until = sent_ + std::min(spans_max, num_kept());
+  while (sent_ < until || lost_ > 0) {
     v1::TraceChunk chunk;
     chunk.set_process(process_);
     chunk.set_pid(getpid());
-    chunk.set_lost(std::exchange(batch.lost, 0));
+    chunk.set_lost(std::exchange(lost_, 0));
     for (const std::string& track : TraceReader::TracksFrom(tracks_)) {
       v1::TraceChunk::Name& name = *chunk.add_tracks();
       name.set_id(tracks_++);
       name.set_text(track);
     }
-    const size_t end = std::min(begin + kSpansAtOnce, batch.records.size());
-    chunk.mutable_spans()->Reserve(static_cast<int>((end - begin) * kWords));
-    for (size_t i = begin; i < end; ++i) {
-      const TraceRecord& record = batch.records[i];
+    const size_t end = std::min(sent_ + kSpansAtOnce, until);
+    chunk.mutable_spans()->Reserve(static_cast<int>((end - sent_) * kWords));
+    for (; sent_ < end; ++sent_) {
+      const TraceRecord& record = kept_[sent_];
       AddName(record.name, chunk);
       AddName(record.keys, chunk);
       const auto words = std::bit_cast<std::array<uint64_t, kWords>>(record);
       chunk.mutable_spans()->Add(words.begin(), words.end());
     }
     if (!send(chunk)) return false;
+  }
+  if (sent_ == kept_.size()) {
+    kept_.clear();
+    sent_ = 0;
   }
   return true;
 }
@@ -64,12 +73,17 @@ grpc::Status TraceService::Record(grpc::ServerContext* context, grpc::ServerRead
   bool sound = true;
   while (sound && !enough.load() && !stopping_.load()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(kTracePeriodMs));
-    sound = encoder.Send(send);
+    sound = encoder.Send(encoder.num_kept() < kTraceSpansKept ? kTraceSpansAPeriod : SIZE_MAX, send);
+  }
+  if (sound && !enough.load()) {
+    v1::TraceChunk last;
+    last.set_ended(true);
+    send(last);
+    for (int looks = 0; looks < kLooksForEnd && !enough.load(); ++looks) std::this_thread::sleep_for(std::chrono::milliseconds(kTracePeriodMs));
   }
   if (!enough.load()) context->TryCancel();  // the listener waits for the caller
   listener.join();
-  if (stopping_.load()) return {grpc::StatusCode::UNAVAILABLE, "this process is stopping"};
-  if (sound) encoder.Send(send);
+  if (sound) encoder.Send(SIZE_MAX, send);
   return grpc::Status::OK;
 }
 

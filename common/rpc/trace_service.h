@@ -10,6 +10,7 @@
 #include <functional>
 #include <string>
 #include <unordered_set>
+#include <vector>
 
 #include "common/trace/trace.h"
 #include "hearth/v1/trace.grpc.pb.h"
@@ -21,14 +22,20 @@ class TraceEncoder {
  public:
   TraceEncoder(std::string process, TraceLevel level);
 
-  // Hands over what was recorded since the last call, in messages of bounded size, until `send` returns false. Whether all were sent.
-  bool Send(const std::function<bool(const v1::TraceChunk&)>& send);
+  // Takes what was recorded since the last call out of the rings, and hands over the oldest `spans_max` of what was taken and not handed over yet, in
+  // messages of bounded size, until `send` returns false. Whether all of them were sent. Copying spans out costs little, sending them to another process
+  // costs more: so a model whose steps take microseconds keeps most of them here until the trace is over.
+  bool Send(size_t spans_max, const std::function<bool(const v1::TraceChunk&)>& send);
+  size_t num_kept() const { return kept_.size() - sent_; }
 
  private:
   void AddName(const char* text, v1::TraceChunk& chunk);
 
   const std::string process_;
   TraceReader reader_;
+  std::vector<TraceRecord> kept_;
+  size_t sent_ = 0;  // of those
+  uint64_t lost_ = 0;
   std::unordered_set<const char*> named_;
   size_t tracks_ = 0;  // that were named
 };
@@ -37,7 +44,7 @@ class TraceService final : public v1::Trace::Service {
  public:
   explicit TraceService(std::string process) : process_(std::move(process)) {}
 
-  // Ends every call within kTracePeriod, with UNAVAILABLE: before the server shuts down.
+  // Asks every caller to end its call, and gets what has been recorded to those that do within a second: before the server shuts down.
   void Stop() { stopping_.store(true); }
 
   grpc::Status Record(grpc::ServerContext* context, grpc::ServerReaderWriter<v1::TraceChunk, v1::TraceRequest>* stream) override;
@@ -47,7 +54,10 @@ class TraceService final : public v1::Trace::Service {
   std::atomic<bool> stopping_{false};
 };
 
-// How often recorded spans are fetched: rare enough to cost nothing, often enough that a ring does not run over.
+// How often recorded spans are taken out of the rings: rare enough to cost nothing, often enough that a ring does not run over.
 inline constexpr int64_t kTracePeriodMs = 100;
+// Of these so many are sent at once: all that a large model records. The rest waits for the end of the trace, unless it becomes too much (128 MB).
+inline constexpr size_t kTraceSpansAPeriod = 1024;
+inline constexpr size_t kTraceSpansKept = 2 << 20;
 
 }  // namespace hearth

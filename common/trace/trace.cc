@@ -100,12 +100,12 @@ TraceReader::TraceReader(TraceLevel level) : level_(level), next_(TheRecorder().
 
 TraceReader::~TraceReader() { TheRecorder().RemoveReader(level_); }
 
-TraceReader::Batch TraceReader::Take() {
-  Batch batch;
+uint64_t TraceReader::Take(std::vector<TraceRecord>& out) {
   const std::vector<const TraceRing*> rings = TheRecorder().Rings();
   next_.resize(rings.size(), 0);
-  for (size_t i = 0; i < rings.size(); ++i) batch.lost += rings[i]->Read(next_[i], batch.records);
-  return batch;
+  uint64_t lost = 0;
+  for (size_t i = 0; i < rings.size(); ++i) lost += rings[i]->Read(next_[i], out);
+  return lost;
 }
 
 std::vector<std::string> TraceReader::TracksFrom(size_t from) { return TheRecorder().TracksFrom(from); }

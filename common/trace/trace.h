@@ -75,6 +75,23 @@ class TraceSpan {
   TraceRecord record_{};
 };
 
+// Spans without a gap between them, each from where the one before ended: one look at the clock a span.
+class TraceLaps {
+ public:
+  explicit TraceLaps(TraceTrack track) : track_(track), lap_ns_(TraceIsOn(TraceLevel::kPhases) && track.index >= 0 ? MonotonicNowNs() : 0) {}
+  // What ran since the one before, or since the beginning.
+  void Lap(const char* name, const char* keys = nullptr, int64_t value0 = 0, int64_t value1 = 0, int64_t value2 = 0) {
+    if (lap_ns_ == 0) return;
+    const int64_t begin_ns = lap_ns_;
+    lap_ns_ = MonotonicNowNs();
+    TraceSpanAt(track_, name, begin_ns, lap_ns_, keys, value0, value1, value2);
+  }
+
+ private:
+  const TraceTrack track_;
+  int64_t lap_ns_;  // 0: nobody was reading at the beginning
+};
+
 // Recording is on while one lives; each reads for itself.
 class TraceReader {
  public:
@@ -83,12 +100,8 @@ class TraceReader {
   TraceReader(const TraceReader&) = delete;
   TraceReader& operator=(const TraceReader&) = delete;
 
-  // What has been recorded since the last call, a thread's spans in the order of their ends.
-  struct Batch {
-    std::vector<TraceRecord> records;
-    uint64_t lost = 0;  // overwritten before this call came
-  };
-  Batch Take();
+  // Appends what has been recorded since the last call, a thread's spans in the order of their ends. Returns how many were overwritten before it came.
+  uint64_t Take(std::vector<TraceRecord>& out);
   // Names of the tracks with an index of `from` or more.
   static std::vector<std::string> TracksFrom(size_t from);
 

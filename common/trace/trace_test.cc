@@ -56,10 +56,17 @@ TEST(TraceRing, NoRecordIsTornAndNoneIsReadTwice) {
   EXPECT_EQ(last, kRecords - 1);
 }
 
-std::vector<std::string> NamesOf(const TraceReader::Batch& batch) {
+std::vector<std::string> NamesOf(const std::vector<TraceRecord>& records) {
   std::vector<std::string> names;
-  for (const TraceRecord& record : batch.records) names.emplace_back(record.name);
+  for (const TraceRecord& record : records) names.emplace_back(record.name);
   return names;
+}
+
+// All that is there; nothing may have been lost.
+std::vector<TraceRecord> TakeAll(TraceReader& reader) {
+  std::vector<TraceRecord> records;
+  EXPECT_EQ(reader.Take(records), 0u);
+  return records;
 }
 
 TEST(Trace, RecordsWhileSomebodyReadsAndAsMuchAsHeAsksFor) {
@@ -77,19 +84,19 @@ TEST(Trace, RecordsWhileSomebodyReadsAndAsMuchAsHeAsksFor) {
       TraceReader ops(TraceLevel::kOps);
       EXPECT_TRUE(TraceIsOn(TraceLevel::kOps));
       run("second");
-      EXPECT_THAT(NamesOf(ops.Take()), testing::ElementsAre("second"));
+      EXPECT_THAT(NamesOf(TakeAll(ops)), testing::ElementsAre("second"));
     }
     EXPECT_FALSE(TraceIsOn(TraceLevel::kOps));
     TraceSpanAt(track, "third", 5, 9, "layer", 4);
     { const TraceSpan nowhere(TraceTrack{}, "without a track"); }
-    const TraceReader::Batch batch = phases.Take();
-    EXPECT_THAT(NamesOf(batch), testing::ElementsAre("first", "second", "third"));
-    EXPECT_EQ(batch.records[2].begin_ns, 5);
-    EXPECT_EQ(batch.records[2].end_ns, 9);
-    EXPECT_STREQ(batch.records[2].keys, "layer");
-    EXPECT_EQ(batch.records[2].values[0], 4);
-    EXPECT_EQ(TraceReader::TracksFrom(static_cast<size_t>(batch.records[2].track))[0], "a track");
-    EXPECT_TRUE(phases.Take().records.empty());
+    const std::vector<TraceRecord> records = TakeAll(phases);
+    EXPECT_THAT(NamesOf(records), testing::ElementsAre("first", "second", "third"));
+    EXPECT_EQ(records[2].begin_ns, 5);
+    EXPECT_EQ(records[2].end_ns, 9);
+    EXPECT_STREQ(records[2].keys, "layer");
+    EXPECT_EQ(records[2].values[0], 4);
+    EXPECT_EQ(TraceReader::TracksFrom(static_cast<size_t>(records[2].track))[0], "a track");
+    EXPECT_TRUE(TakeAll(phases).empty());
   }
   EXPECT_FALSE(TraceIsOn(TraceLevel::kPhases));
 }
@@ -103,16 +110,31 @@ TEST(Trace, ASpanLastsUntilItsScopeEndsAndLiesInTheOneAround) {
     { const TraceSpan inner(track, "inner"); }
   }
   const int64_t after_ns = MonotonicNowNs();
-  const TraceReader::Batch batch = reader.Take();
-  ASSERT_THAT(NamesOf(batch), testing::ElementsAre("inner", "outer"));
-  const TraceRecord& inner = batch.records[0];
-  const TraceRecord& outer = batch.records[1];
+  const std::vector<TraceRecord> records = TakeAll(reader);
+  ASSERT_THAT(NamesOf(records), testing::ElementsAre("inner", "outer"));
+  const TraceRecord& inner = records[0];
+  const TraceRecord& outer = records[1];
   EXPECT_LE(before_ns, outer.begin_ns);
   EXPECT_LE(outer.begin_ns, inner.begin_ns);
   EXPECT_LE(inner.begin_ns, inner.end_ns);
   EXPECT_LE(inner.end_ns, outer.end_ns);
   EXPECT_LE(outer.end_ns, after_ns);
   EXPECT_THAT(outer.values, testing::ElementsAre(1, -2, INT64_MAX));
+}
+
+TEST(Trace, LapsFollowEachOtherWithoutAGap) {
+  const TraceTrack track = TraceTrackNamed("laps");
+  TraceLaps early(track);
+  TraceReader reader(TraceLevel::kPhases);
+  early.Lap("begun before anybody read");
+  TraceLaps laps(track);
+  laps.Lap("first", "layer", 0);
+  laps.Lap("second", "layer", 1);
+  const std::vector<TraceRecord> records = TakeAll(reader);
+  ASSERT_THAT(NamesOf(records), testing::ElementsAre("first", "second"));
+  EXPECT_LE(records[0].begin_ns, records[0].end_ns);
+  EXPECT_EQ(records[0].end_ns, records[1].begin_ns);
+  EXPECT_EQ(records[1].values[0], 1);
 }
 
 // Threads come and go, each with a track of its own, while one reader follows.
@@ -136,10 +158,10 @@ TEST(Trace, EachThreadsSpansComeInOrderWhoeverItsRingWasBefore) {
   uint64_t lost = 0;
   size_t read = 0;
   const auto take = [&] {
-    const TraceReader::Batch batch = reader.Take();
-    lost += batch.lost;
-    read += batch.records.size();
-    for (const TraceRecord& record : batch.records) ASSERT_EQ(record.values[0], next[record.track]++);
+    std::vector<TraceRecord> records;
+    lost += reader.Take(records);
+    read += records.size();
+    for (const TraceRecord& record : records) ASSERT_EQ(record.values[0], next[record.track]++);
   };
   while (running.load() > 0) take();
   for (std::thread& thread : threads) thread.join();

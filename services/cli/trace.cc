@@ -7,6 +7,8 @@
 #include <fstream>
 #include <iostream>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "common/base/process.h"
@@ -58,12 +60,10 @@ absl::StatusOr<TraceReport> Record(const NodeConfig& config, const TraceFlags& f
   request.set_request_id(flags.request_id);
   call->Write(request);
 
-  TraceReport report;
-  absl::Status understood;
+  std::vector<v1::TraceChunk> chunks;  // understood when nothing is traced any more: the node has the machine until then
   std::atomic<bool> ended{false}, over{false};
   std::thread reader([&] {
-    for (v1::TraceChunk chunk; call->Read(&chunk);) {
-      if (understood.ok()) understood = report.Add(chunk);
+    for (v1::TraceChunk chunk; call->Read(&chunk); chunks.push_back(std::move(chunk))) {
       if (chunk.ended()) ended.store(true);
     }
     over.store(true);
@@ -73,7 +73,8 @@ absl::StatusOr<TraceReport> Record(const NodeConfig& config, const TraceFlags& f
     std::this_thread::sleep_for(std::chrono::milliseconds(10));
   call->WritesDone();
   reader.join();
-  RETURN_IF_ERROR(understood);
+  TraceReport report;
+  for (const v1::TraceChunk& chunk : chunks) RETURN_IF_ERROR(report.Add(chunk));
   if (const absl::Status status = FromGrpc(call->Finish()); !status.ok()) {
     if (report.empty()) return status;
     report.AddNote(absl::StrCat("the router went away (", status.ToString(), "): the trace ends there"));

@@ -19,7 +19,7 @@ using Output = grpc::ServerReaderWriter<v1::TraceChunk, v1::TraceRequest>;
 
 constexpr auto kLook = std::chrono::milliseconds(50);
 constexpr auto kAskAgain = std::chrono::milliseconds(200);  // of a process that is away
-constexpr auto kLastWord = std::chrono::seconds(2);         // that a process has for what is left at the end
+constexpr auto kSilent = std::chrono::seconds(2);           // that a process may be at the end, while there is something left
 
 void Fill(const Stream& stream, v1::TraceChunk::Stream* out) {
   out->set_request_id(stream.request->id);
@@ -89,31 +89,40 @@ class Follower {
   void AskForTheRest() {
     std::lock_guard lock(mutex_);
     ending_ = true;
+    heard_ = Clock::now();
     changed_.notify_all();
-    if (call_ != nullptr && asked_) call_->WritesDone();  // else whoever asks does it
+    HalfClose();
   }
-  // Once, after it: returns when what is left has been handed over, or soon after the deadline.
-  void End(std::chrono::steady_clock::time_point deadline) {
+  // Once, after it: returns when what is left has been handed over, or the process has been silent for so long.
+  void End(std::chrono::nanoseconds silent_max) {
     {
       std::unique_lock lock(mutex_);
-      if (!changed_.wait_until(lock, deadline, [this] { return ended_; }) && context_ != nullptr) {
+      while (!ended_ && !overdue_) {
+        const auto silent_until = heard_ + silent_max;
+        if (changed_.wait_until(lock, silent_until, [&] { return ended_ || heard_ + silent_max > silent_until; })) continue;
         overdue_ = true;
-        context_->TryCancel();
+        if (context_ != nullptr) context_->TryCancel();
       }
     }
     thread_.join();
   }
 
  private:
+  // Under the lock. Where the call's first message is still being written, whoever writes it half-closes after that.
+  void HalfClose() {
+    if (call_ != nullptr && std::exchange(may_half_close_, false)) call_->WritesDone();
+  }
+
   void Run() {
     std::unique_lock lock(mutex_);
     while (!ending_) {
       lock.unlock();
       const absl::Status status = Follow();
       lock.lock();
+      const bool was_there = std::exchange(was_there_, false);
       if (overdue_) {
         gathered_->Note(absl::StrCat(peer_.name, " does not answer: its last spans are missing"));
-      } else if (!status.ok() && std::exchange(was_there_, false)) {
+      } else if (!status.ok() && was_there) {
         gathered_->Note(absl::StrCat(peer_.name, " went away (", status.ToString(), "): spans that it had not sent are missing"));
       } else if (!status.ok() && !std::exchange(said_away_, true)) {
         gathered_->Note(absl::StrCat(peer_.name, " is not there (", status.ToString(), ")"));
@@ -132,22 +141,26 @@ class Follower {
       std::lock_guard lock(mutex_);
       context_ = &context;
       call_ = call.get();
-      asked_ = false;
     }
     call->Write(request_);  // waits for a process that has stopped
     {
       std::lock_guard lock(mutex_);
-      asked_ = true;
-      if (ending_) call->WritesDone();
+      may_half_close_ = true;
+      if (ending_) HalfClose();
     }
     for (v1::TraceChunk chunk; call->Read(&chunk);) {
       {
         std::lock_guard lock(mutex_);
         was_there_ = said_away_ = true;
+        heard_ = Clock::now();
+        changed_.notify_all();
+        if (chunk.ended()) HalfClose();
       }
+      chunk.clear_ended();
       gathered_->Write(chunk);
     }
     std::lock_guard lock(mutex_);
+    may_half_close_ = false;
     context_ = nullptr;
     call_ = nullptr;
     return FromGrpc(call->Finish());
@@ -156,10 +169,12 @@ class Follower {
   const NodeTrace::Peer& peer_;
   const v1::TraceRequest request_;
   Gathered* const gathered_;
+  using Clock = std::chrono::steady_clock;
   std::mutex mutex_;  // guards all below
   std::condition_variable changed_;
+  Clock::time_point heard_;  // the last chunk, or the question for the rest
   bool ending_ = false, ended_ = false, overdue_ = false;
-  bool asked_ = false;  // of the open call: its one message is written
+  bool may_half_close_ = false;  // the open call: its one message is written
   bool was_there_ = false, said_away_ = false;
   grpc::ClientContext* context_ = nullptr;  // while a call is open
   grpc::ClientReaderWriter<v1::TraceRequest, v1::TraceChunk>* call_ = nullptr;
@@ -216,8 +231,7 @@ grpc::Status NodeTrace::Record(grpc::ServerContext* context, Output* out) {
   listener.join();
 
   for (const auto& follower : followers) follower->AskForTheRest();
-  const auto deadline = std::chrono::steady_clock::now() + (wanted ? kLastWord : std::chrono::seconds(0));
-  for (const auto& follower : followers) follower->End(deadline);
+  for (const auto& follower : followers) follower->End(wanted ? kSilent : std::chrono::seconds(0));
   OnLoop(loop_, [&] {
     watch.reset();
     scheduler_->ForEachStream([&](const Stream& stream) {

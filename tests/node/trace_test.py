@@ -239,6 +239,7 @@ def test_processes_stop_while_they_are_traced():
         assert node.terminate("router", timeout=6) == 0
         trace, _ = finish(process, path)
         assert trace.named("decode.0", "loop", "step"), "what was there is written"
+        assert not any(n.startswith(("prefill.0 went away", "decode.0 went away", "weightstore went away")) for n in trace.notes()), trace.notes()
         assert trace.notes()[-1].startswith("the router went away ("), trace.notes()
 
 
