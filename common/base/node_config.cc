@@ -66,6 +66,8 @@ std::vector<Key> Keys(NodeConfig& c) {
       {"decode", "threads", &c.decode_threads, 0, 1024},
       {"decode", "max_batch", &c.max_batch, 1, 256},
       {"decode", "chunk_tokens", &c.chunk_tokens, 1, 65536},
+      {"decode", "tpot_target_ms", &c.tpot_target_ms, 0, 60'000},
+      {"decode", "tpot_rise_percent", &c.tpot_rise_percent, 1, 100'000},
       {"decode", "speculation", &c.speculation, 0, 3},
       {"decode", "isa", &c.isa, 0, 0, {"auto", "scalar", "avx2", "avx512", "avx512bf16", "amx"}},
       {"decode", "overlap", &c.overlap, 0, 0, {"auto", "joint", "plain", "alternate"}},

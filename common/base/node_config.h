@@ -54,7 +54,9 @@ struct NodeConfig {
   int64_t decode_instances = 1;
   int64_t decode_threads = 0;
   int64_t max_batch = 6;               // streams in a step
-  int64_t chunk_tokens = 64;           // of a chunked prefill between two steps
+  int64_t chunk_tokens = 64;           // of a chunked prefill between two steps, at most
+  int64_t tpot_target_ms = 0;          // time per output token that prompts may not push streams beyond; 0: measured
+  int64_t tpot_rise_percent = 20;      // measured: what prompts may add to a step's own time
   std::optional<int64_t> speculation;  // drafts of the MTP module that a step verifies for a stream, 0 to 3; none: "auto", as many as pay
   std::string isa = "auto";            // scalar, avx2, avx512, avx512bf16, amx (needs fast numerics): forced for both kinds of worker
   std::string overlap = "auto";        // auto, joint, plain, alternate: the order of a step's work; auto measures (ADR 0008). Never changes a token

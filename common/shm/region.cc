@@ -94,6 +94,7 @@ std::string_view KindName(RegionKind kind) {
     case RegionKind::kExpertRing: return "expert ring";
     case RegionKind::kGroup: return "prefill group";
     case RegionKind::kDiskPart: return "disk part";
+    case RegionKind::kTurnBoard: return "turn board";
   }
   return "unknown kind";
 }

@@ -268,6 +268,17 @@ grpc::ServerUnaryReactor* ContinueService::Status(grpc::CallbackServerContext* c
       out.set_seconds(static_cast<double>(pass.duration_ns) / 1e9);
       out.set_prompts(static_cast<int32_t>(pass.prompts));
       out.set_ranks(static_cast<int32_t>(pass.ranks));
+      out.set_waited_seconds(static_cast<double>(pass.waited_ns) / 1e9);
+    }
+    prompts.set_share(stats.turns.prompt_share);
+    prompts.set_windows(stats.turns.windows);
+    prompts.set_given_seconds(static_cast<double>(stats.turns.given_ns) / 1e9);
+    if (const PrefillGate* gate = ready->loop->gate()) {
+      const PrefillGate::Counts counts = gate->counts();
+      prompts.set_shares_cores(gate->shares_cores());
+      prompts.set_ops_held_back(counts.held_back);
+      prompts.set_ops_forced(counts.forced);
+      prompts.set_waited_seconds(static_cast<double>(counts.waited_ns) / 1e9);
     }
     if (const StreamedTotals& s = stats.streamed; s.passes > 0) {
       v1::WorkerStatus::Streamed& out = *response->mutable_streamed();

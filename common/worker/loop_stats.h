@@ -47,8 +47,15 @@ class LoopStats {
     int64_t tokens = 0;    // computed, of all prompts in it
     double positions = 0;  // that they attended to, summed over them
     int64_t duration_ns = 0;
+    int64_t waited_ns = 0;  // of it, for decode on the same cores
     int64_t prompts = 1;
     int64_t ranks = 1;  // that shared it
+  };
+  // Turns with others on the same cores.
+  struct Turns {
+    double prompt_share = 0;  // decode: of the time from step to step that prompts get while streams are decoded; 0: not known yet
+    uint64_t windows = 0;     // decode: times that it stood aside for others
+    int64_t given_ns = 0;     // and for how long
   };
   struct View {
     int64_t running = 0, waiting = 0, spare_pages = 0;
@@ -67,6 +74,7 @@ class LoopStats {
     std::optional<GroupStats> group;  // none: there is to be none
     StreamedTotals streamed;
     std::optional<DiskExpertSource::View> disk;
+    Turns turns;
   };
 
   // Asked at each Look.
@@ -140,6 +148,11 @@ class LoopStats {
     view_.running = running;
     view_.waiting = waiting;
     view_.spare_pages = spare_pages;
+  }
+
+  void SetTurns(const Turns& turns) {
+    std::lock_guard lock(mutex_);
+    view_.turns = turns;
   }
 
   void SetStepOrders(std::vector<StepOrderTimes> orders) {

@@ -87,6 +87,7 @@ void StreamLoop::Run() {
     StillAlive();
     idle_.store(false, std::memory_order_relaxed);
     if (Step()) continue;
+    if (options_.gate != nullptr) options_.gate->PassEnded();
     idle_.store(true, std::memory_order_relaxed);
     const int64_t deadline_ns = pool_short() ? device_.Now() + kStarvedLookNs : INT64_MAX;
     device_.HostWait(*signal_, seen, {.deadline_ns = deadline_ns, .stop = &stop_});
@@ -96,6 +97,7 @@ void StreamLoop::Run() {
 
 void StreamLoop::Stop() {
   stop_.Stop();
+  if (options_.gate != nullptr) options_.gate->Open();
   signal_->Notify();
 }
 
@@ -298,12 +300,15 @@ void StreamLoop::PrefillChunk(LiveStream& stream, int64_t max_tokens) {
     PublishProgress(kv_, stream, end, layer + 1);
     return !stream.cancelled.load(std::memory_order_acquire);
   };
-  const int64_t begin_ns = device_.Now();
+  const int64_t begin_ns = device_.Now(), waited_ns = WaitedNs();
   absl::Status status = model_.Forward(*stream_, *prefill_workspace_, kv_, batch, nullptr, &hooks);
   if (absl::IsCancelled(status)) return;
   if (status.ok() && model_.has_mtp()) status = model_.ReadHidden(*stream_, *prefill_workspace_, end - from - 1, HiddenAt(end - 1, stream));
   if (!status.ok()) return Fail(stream, status);
-  stats_.AddPass({.tokens = end - start, .positions = WorkOf(start, end - start).positions, .duration_ns = device_.Now() - begin_ns});
+  stats_.AddPass({.tokens = end - start,
+                  .positions = WorkOf(start, end - start).positions,
+                  .duration_ns = device_.Now() - begin_ns,
+                  .waited_ns = WaitedNs() - waited_ns});
   Publish(stream, end);
 }
 

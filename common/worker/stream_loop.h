@@ -19,6 +19,7 @@
 #include "common/shm/kv_pool.h"
 #include "common/worker/loop_stats.h"
 #include "common/worker/page_keeper.h"
+#include "common/worker/prefill_gate.h"
 #include "common/worker/stream.h"
 
 namespace hearth {
@@ -38,6 +39,14 @@ struct StreamLoopOptions {
   std::optional<int64_t> drafts;    // that a decode step verifies for a stream; none: as many as pay
   // Of a decode step with several streams (common/model/step_runner.h); none: measured.
   std::optional<StepOrder> step_order;
+  // What a decode worker's streams are to be spared of prompts: a time per output token, or how much longer than alone it may get.
+  int64_t tpot_target_ns = 0;  // 0: measured
+  double tpot_rise = 0.2;
+  // Turns with workers on the same cores; null: there are none. The slot is claimed by this process.
+  std::shared_ptr<TurnBoard> turns;
+  int turn_slot = 0;
+  CpuSet cpus;
+  std::shared_ptr<PrefillGate> gate;  // prefill: through which the device's ops go
 };
 
 class StreamLoop {
@@ -63,6 +72,7 @@ class StreamLoop {
   bool Idle() const;
 
   LoopStats::View Stats() const;
+  const PrefillGate* gate() const { return options_.gate.get(); }
   // The order of steps that the operator asked for; none: measured.
   std::optional<StepOrder> step_order() const { return options_.step_order; }
   // The loop is idle, or its last round began not long ago. False: it is wedged, and a service manager should restart the process.
@@ -91,6 +101,8 @@ class StreamLoop {
   void PrefillChunk(LiveStream& stream, int64_t max_tokens);
   // Positions [valid, until) are complete in every layer: publishes them and has the pages that became full sealed.
   void Publish(LiveStream& stream, int64_t until);
+  // How long this worker's ops have waited for decode, so far.
+  int64_t WaitedNs() const { return options_.gate == nullptr ? 0 : options_.gate->counts().waited_ns; }
   // A sign of life for Responsive, within a long pass.
   void StillAlive();
   // What a stream can reach at most: the model's context, or the pool where that is smaller.

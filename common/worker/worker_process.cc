@@ -32,6 +32,8 @@ struct Engine {
   std::shared_ptr<const WeightImage> image;
   std::shared_ptr<KvPool> kv;
   std::unique_ptr<HostDevice> device;
+  std::shared_ptr<PrefillGate> gate;
+  std::unique_ptr<Device> gated;  // the same, through the gate; null: it is not
   std::unique_ptr<Model> model;
   std::shared_ptr<StreamLoop> loop;
   MemoryFacts facts;
@@ -75,6 +77,18 @@ std::vector<std::vector<int>> CpusOfShards(const Topology& topology, const std::
   return cpus;
 }
 
+// What this worker needs to take turns with others on the same cores (common/shm/turn_board.h). Without it all goes on, only unprotected from each other.
+absl::Status JoinTurns(const RegionPlace& place, const Hash128& generation, bool is_prefill, int64_t index, StreamLoopOptions& options) {
+  ASSIGN_OR_RETURN(std::shared_ptr<TurnBoard> board, TurnBoard::Attach(place, generation));
+  const int slot = is_prefill ? PrefillTurnSlot(index) : DecodeTurnSlot(index);
+  options.cpus = CpusOfThisProcess();
+  RETURN_IF_ERROR(board->Claim(slot, SelfProcess(), options.cpus));
+  if (is_prefill) options.gate = std::make_shared<PrefillGate>(board, slot, options.cpus);
+  options.turns = std::move(board);
+  options.turn_slot = slot;
+  return absl::OkStatus();
+}
+
 absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo& kind, int64_t index, std::optional<Isa> isa,
                                   const Hash128& generation, StoreClient& store) {
   Engine engine;
@@ -93,7 +107,14 @@ absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo
                                                   .memory_budget_bytes = static_cast<uint64_t>(kind.device_memory_bytes(config)),
                                                   .activation_terms = static_cast<int>(config.activation_terms),
                                                   .kv_dtype = config.kv_type()}));
-  ASSIGN_OR_RETURN(engine.model, Model::Bind(model_config, engine.image, *engine.device));
+  StreamLoopOptions options = kind.options(config);
+  if (const absl::Status joined = JoinTurns(place, generation, std::string_view(kind.kind) == "prefill", index, options); !joined.ok()) {
+    spdlog::warn("prompts and running streams on the same cores will slow each other down: {}", joined.ToString());
+  }
+  engine.gate = options.gate;
+  if (engine.gate != nullptr) engine.gated = GateOps(*engine.device, *engine.gate);
+  Device& device = engine.gated != nullptr ? *engine.gated : *engine.device;
+  ASSIGN_OR_RETURN(engine.model, Model::Bind(model_config, engine.image, device));
   if (const absl::Status fits = CheckFits(engine.kv->geometry(), engine.model->kv_geometry()); !fits.ok()) {
     return absl::FailedPreconditionError(absl::StrCat(fits.message(), ": node.kv_dtype or node.activation_terms is another than when the store made ",
                                                       "the pool; restart hearth-weightstore, it makes a new one and keeps the weights"));
@@ -104,7 +125,7 @@ absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo
     spdlog::info("prefetch: {}", engine.facts.fetch_ahead->ToString());
   }
   spdlog::info("image pages: {}; on the wrong node: {}", engine.facts.pages.SizesToString(), engine.facts.pages.NodesToString());
-  ASSIGN_OR_RETURN(engine.loop, kind.make_loop(*engine.device, *engine.model, *engine.kv, store, config, kind.options(config), index));
+  ASSIGN_OR_RETURN(engine.loop, kind.make_loop(device, *engine.model, *engine.kv, store, config, options, index));
   return engine;
 }
 

@@ -27,12 +27,20 @@ int64_t DecodeLoop::InitialPages(const StreamRequest& request) const {
 }
 
 bool DecodeLoop::Work() {
-  const bool prefilled = PrefillOneChunk();
-  const bool decoded = DecodeStep();
-  return prefilled || decoded;
+  const Chunk chunk = PrefillOneChunk(Pay::kFromSlack);
+  if (!DecodeStep()) {
+    turns_.Free();
+    // Streams that wait for a page earn no slack: who waits for it would wait with them.
+    return chunk == Chunk::kRan || PrefillOneChunk(Pay::kNobody) == Chunk::kRan;
+  }
+  // Chunks here and windows for others take turns at the slack: neither spends what the other saves up.
+  if (chunk != Chunk::kRan && chunk != Chunk::kSavesUp && turns_.GiveWay(slack_)) chunk_was_last_ = false;
+  const DecodeTurns::Counts counts = turns_.Look();
+  stats_.SetTurns({.prompt_share = slack_.share(), .windows = counts.windows, .given_ns = counts.given_ns});
+  return true;
 }
 
-bool DecodeLoop::PrefillOneChunk() {
+DecodeLoop::Chunk DecodeLoop::PrefillOneChunk(Pay pay) {
   bool decoding = false;
   std::shared_ptr<LiveStream> next;
   for (const auto& stream : running_) {
@@ -43,9 +51,40 @@ bool DecodeLoop::PrefillOneChunk() {
       next = stream;
     }
   }
-  if (next == nullptr) return false;
-  PrefillChunk(*next, decoding ? options_.busy_chunk_tokens : options_.idle_chunk_tokens);
-  return true;
+  const bool asked = turns_.Asked();
+  if (next == nullptr) {
+    if (!asked) slack_.Keep(0);
+    return Chunk::kNone;
+  }
+  const bool paid = decoding && pay == Pay::kFromSlack;
+  if (paid && chunk_was_last_ && asked) return Chunk::kOthersTurn;
+  const int64_t tokens = paid ? TokensWithinSlack(*next) : decoding ? options_.busy_chunk_tokens : options_.idle_chunk_tokens;
+  if (tokens == 0) return Chunk::kSavesUp;
+  const int64_t valid = next->valid, begin_ns = device_.Now();
+  PrefillChunk(*next, tokens);
+  const int64_t took_ns = device_.Now() - begin_ns;
+  chunk_cost_.Add({.work = WorkOf(valid, next->valid - valid), .seconds = static_cast<double>(took_ns) / 1e9});
+  if (paid) slack_.Spend(took_ns);
+  chunk_was_last_ = true;
+  return Chunk::kRan;
+}
+
+int64_t DecodeLoop::TokensWithinSlack(const LiveStream& stream) {
+  // Fewer tokens read nearly as many weights.
+  constexpr int64_t kWorthIt = 16;
+  const int64_t left = std::max<int64_t>(stream.request.prefill_until() - stream.valid, 1);
+  const int64_t most = std::min(options_.busy_chunk_tokens, left);
+  const std::optional<PassCost> cost = chunk_cost_.cost();
+  if (!cost.has_value()) return most;
+  const auto ns_of = [&](int64_t tokens) { return static_cast<int64_t>(cost->Seconds(WorkOf(stream.valid, tokens)) * 1e9); };
+  slack_.Keep(ns_of(most));
+  int64_t low = std::min(kWorthIt, most);
+  if (ns_of(low) > slack_.available_ns()) return 0;
+  for (int64_t high = most + 1; high - low > 1;) {
+    const int64_t middle = low + (high - low) / 2;
+    (ns_of(middle) <= slack_.available_ns() ? low : high) = middle;
+  }
+  return low;
 }
 
 std::vector<DecodeLoop::Share> DecodeLoop::Gather() {
@@ -152,6 +191,7 @@ bool DecodeLoop::DecodeStep() {
   const int64_t streams = static_cast<int64_t>(shares.size());
   LoopStats::Step step;
   step.depth = depth_.Choose(streams);
+  turns_.Busy();
   const TraceSpan span(stream_->trace_track(), "step", "streams drafts", streams, step.depth);
   const int64_t start_ns = device_.Now();
   absl::Status prepared = MakeRunner();
@@ -182,6 +222,7 @@ bool DecodeLoop::DecodeStep() {
   const int64_t now_ns = device_.Now();
   step.duration_ns = now_ns - start_ns;
   if (plain && !failed) depth_.Observe(streams, step.depth, step.duration_ns);
+  slack_.AfterStep(streams, static_cast<double>(step.tokens) / static_cast<double>(streams), step.duration_ns);
   stats_.AddStep(now_ns, step);
   return true;
 }

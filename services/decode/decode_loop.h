@@ -10,16 +10,22 @@
 #include <vector>
 
 #include "common/model/step_runner.h"
+#include "common/roofline/pass_cost.h"
 #include "common/worker/stream_loop.h"
+#include "services/decode/decode_turns.h"
 #include "services/decode/draft_depth.h"
 #include "services/decode/sampler.h"
+#include "services/decode/slack.h"
 
 namespace hearth {
 
 class DecodeLoop : public StreamLoop {
  public:
   DecodeLoop(Device& device, const Model& model, const KvPool& kv, PageStore& store, StreamLoopOptions options)
-      : StreamLoop(device, model, kv, store, options), depth_(model.has_mtp() ? options.drafts : 0) {
+      : StreamLoop(device, model, kv, store, options),
+        depth_(model.has_mtp() ? options.drafts : 0),
+        slack_({.tpot_target_ns = options.tpot_target_ns, .rise = options.tpot_rise}),
+        turns_(options.turns, options.turn_slot, options.cpus) {
     stats_.SetPrompts("chunked", options.idle_chunk_tokens, options.busy_chunk_tokens);
     if (model.has_mtp()) stats_.SetSpeculation(options.drafts.has_value() ? std::to_string(*options.drafts) : "auto");
   }
@@ -43,8 +49,13 @@ class DecodeLoop : public StreamLoop {
     int64_t logit_rows() const { return wants_logits ? 1 + static_cast<int64_t>(drafts.size()) : 0; }
   };
 
-  bool PrefillOneChunk();
+  // Whose time a chunk takes: the slack of the streams that are decoded, or nobody's, since no step can run.
+  enum class Pay { kFromSlack, kNobody };
+  enum class Chunk { kNone, kRan, kSavesUp, kOthersTurn };  // nobody needs one; it ran; its slack is not there yet; a window comes first
+  Chunk PrefillOneChunk(Pay pay);
   bool DecodeStep();
+  // Tokens of the stream's next chunk: as many as the slack pays for; 0: it must be saved up first.
+  int64_t TokensWithinSlack(const LiveStream& stream);
   std::vector<Share> Gather();
   // The layers' runner and room for logits, once.
   absl::Status MakeRunner();
@@ -62,6 +73,10 @@ class DecodeLoop : public StreamLoop {
   std::unique_ptr<StepRunner> runner_;
   std::vector<float> logits_;  // [streams, 1 + drafts, vocab]
   Sampler sampler_;
+  Slack slack_;
+  DecodeTurns turns_;
+  PassFit chunk_cost_;
+  bool chunk_was_last_ = false;  // of a chunk here and a window for others: the two take turns at the slack
 };
 
 }  // namespace hearth

@@ -17,7 +17,9 @@ int main(int argc, char** argv) {
                                       .busy_chunk_tokens = c.chunk_tokens,
                                       .idle_chunk_tokens = c.prefill_chunk_tokens,
                                       .drafts = c.speculation,
-                                      .step_order = StepOrderFromName(c.overlap)};
+                                      .step_order = StepOrderFromName(c.overlap),
+                                      .tpot_target_ns = c.tpot_target_ms * 1'000'000,
+                                      .tpot_rise = static_cast<double>(c.tpot_rise_percent) / 100};
            },
        .make_loop = [](Device& device, const Model& model, const KvPool& kv, PageStore& store, const NodeConfig&, StreamLoopOptions options, int64_t)
            -> absl::StatusOr<std::shared_ptr<StreamLoop>> { return std::make_shared<DecodeLoop>(device, model, kv, store, options); },

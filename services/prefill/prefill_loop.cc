@@ -117,6 +117,7 @@ void PrefillLoop::StreamWeights(const std::vector<Part>& parts) {
                              return wanted();
                            },
                        .wanted = wanted};
+  const int64_t waited_ns = WaitedNs();
   const bool shared = group_ != nullptr && group_->leads() &&
                       std::any_of(parts.begin(), parts.end(), [](const Part& part) { return part.stream->request.shared_pass; });
   const absl::Status status = shared ? group_->Lead(*slp_, kv_, batch, hooks) : slp_->Run(kv_, batch, nullptr, hooks);
@@ -137,6 +138,7 @@ void PrefillLoop::StreamWeights(const std::vector<Part>& parts) {
   stats_.AddPass({.tokens = static_cast<int64_t>(work.tokens),
                   .positions = work.positions,
                   .duration_ns = pass.duration_ns,
+                  .waited_ns = std::min(WaitedNs() - waited_ns, pass.duration_ns),  // loader and model may have waited at once
                   .prompts = static_cast<int64_t>(parts.size()),
                   .ranks = shared ? group_->size() : 1});
   stats_.AddStreamedPass(TotalsOf(pass));

@@ -103,6 +103,17 @@ struct Metrics::Families {
                                                                  .Register(registry);
   prometheus::Family<prometheus::Gauge>& draft_depth =
       prometheus::BuildGauge().Name("hearth_draft_depth").Help("Drafts a stream in the last step, by worker").Register(registry);
+  prometheus::Family<prometheus::Gauge>& Of(const char* name, const char* help) {
+    return prometheus::BuildGauge().Name(name).Help(help).Register(registry);
+  }
+  prometheus::Family<prometheus::Gauge>& prompt_share =
+      Of("hearth_prompt_share", "Of the time from step to step that decode leaves to prompts, by decode worker");
+  prometheus::Family<prometheus::Gauge>& turns_given =
+      Of("hearth_turns_given_seconds", "For which decode stood aside for prefill workers on its cores, since it started");
+  prometheus::Family<prometheus::Gauge>& turns_waited =
+      Of("hearth_turns_waited_seconds", "For which prefill's ops waited for decode on their cores, since it started");
+  prometheus::Family<prometheus::Gauge>& ops_held_back = Of("hearth_prefill_ops_held_back", "Ops that waited for decode, since it started");
+  prometheus::Family<prometheus::Gauge>& ops_forced = Of("hearth_prefill_ops_forced", "Of them, those that began before their turn");
   prometheus::Family<prometheus::Counter>& paths = prometheus::BuildCounter()
                                                        .Name("hearth_paths_chosen_total")
                                                        .Help("Streams by who computes their prompt, and whether predicted time or length decided")
@@ -245,6 +256,14 @@ void Metrics::OnWorkerStatus(const std::string& worker, const v1::WorkerStatus& 
     }
   }
   if (status.has_streamed()) OnStreamed(worker, status.streamed());
+  if (const v1::WorkerStatus::Prompts& prompts = status.prompts(); status.kind() == "decode") {
+    families_->turns_given.Add({{"worker", worker}}).Set(prompts.given_seconds());
+    families_->prompt_share.Add({{"worker", worker}}).Set(prompts.share());
+  } else if (status.kind() == "prefill") {
+    families_->ops_held_back.Add({{"worker", worker}}).Set(static_cast<double>(prompts.ops_held_back()));
+    families_->ops_forced.Add({{"worker", worker}}).Set(static_cast<double>(prompts.ops_forced()));
+    families_->turns_waited.Add({{"worker", worker}}).Set(prompts.waited_seconds());
+  }
   for (const v1::WorkerStatus::StepOrder& order : status.step_orders()) {
     const std::pair<const char*, double> measured[] = {{"joint", order.joint_ms()}, {"plain", order.plain_ms()}, {"alternate", order.alternate_ms()}};
     for (const auto& [name, ms] : measured) {

@@ -32,6 +32,7 @@ double Shared(const PassCost& cost, int64_t tokens_at_once, const std::vector<Pr
 double SecondsByDecode(const DecodeWay& way, const PromptWork& prompt) {
   const int64_t chunk_tokens = std::max<int64_t>(way.streams > 0 ? way.busy_chunk_tokens : way.chunk_tokens, 1);
   const auto seconds_of = [&](const PromptWork& each) {
+    if (way.streams > 0 && way.share > 0) return ByChunks(way.chunk, chunk_tokens, each) / way.share;
     const double steps = way.streams > 0 ? static_cast<double>(CeilDiv(each.tokens, chunk_tokens)) : 0;  // one behind each chunk
     return ByChunks(way.chunk, chunk_tokens, each) + steps * way.step_s;
   };
@@ -44,7 +45,7 @@ double SecondsByPrefill(const PrefillWay& way, const PromptWork& prompt) {
   std::vector<PromptWork> behind = way.waiting;
   behind.push_back(prompt);
   const auto seconds_of = [&](const std::vector<PromptWork>& prompts) {
-    return way.shares_passes ? Shared(way.pass, way.tokens_at_once, prompts) : ByChunks(way.pass, way.tokens_at_once, prompts);
+    return (way.shares_passes ? Shared(way.pass, way.tokens_at_once, prompts) : ByChunks(way.pass, way.tokens_at_once, prompts)) / way.share;
   };
   const double left_s = way.in_pass.empty() ? 0 : std::max(0.0, seconds_of(way.in_pass) - way.in_pass_for_s);
   return left_s + seconds_of(behind) + way.extra_s + way.place_s + way.step_s;

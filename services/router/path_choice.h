@@ -27,6 +27,7 @@ struct DecodeWay {
   int64_t busy_chunk_tokens = 1;  // between two steps
   int streams = 0;                // that are decoded here
   double step_s = 0;              // of a step
+  double share = 0;               // of the time that prompts get while streams are decoded; 0: a chunk behind each step
   double extra_s = 0;             // what a prompt waits for beside passes and steps
   double place_s = 0;             // until it has a place in the batch
   std::vector<PromptWork> ahead;  // prompts that are computed before it
@@ -42,6 +43,7 @@ struct PrefillWay {
   std::vector<PromptWork> waiting;  // behind that, before this prompt
   double extra_s = 0;               // hand-over, beside passes and the step behind them
   double step_s = 0;                // of a decode step
+  double share = 1;                 // of the time that it gets: less than all where streams are decoded on the same cores
   double place_s = 0;               // until it has a place in a batch
 };
 

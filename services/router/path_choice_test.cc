@@ -21,6 +21,9 @@ TEST(PathChoiceTest, DecodeTakesAStepBehindEachChunkWhileItDecodes) {
   EXPECT_NEAR(idle_s, kChunk.Seconds(WorkOf(0, 1024), 2) + 0.02, 1e-9);
   way.streams = 3;
   EXPECT_NEAR(SecondsByDecode(way, prompt), kChunk.Seconds(WorkOf(0, 1024), 16) + 17 * 0.02, 1e-9);
+  way.share = 0.25;
+  EXPECT_NEAR(SecondsByDecode(way, prompt), kChunk.Seconds(WorkOf(0, 1024), 16) / 0.25 + 0.02, 1e-9);
+  way.share = 0;
   // What is cached costs no token, and attention to it all the same.
   EXPECT_LT(SecondsByDecode(way, {.before = 960, .tokens = 64}), 0.2 * SecondsByDecode(way, prompt));
   EXPECT_GT(SecondsByDecode(way, {.before = 960, .tokens = 64}), SecondsByDecode(way, {.before = 0, .tokens = 64}));
@@ -38,6 +41,9 @@ TEST(PathChoiceTest, WaitingPromptsShareAPassOrQueueUp) {
   const PromptWork prompt{.tokens = 4000};
   const double alone_s = SecondsByPrefill(way, prompt);
   EXPECT_NEAR(alone_s, kStreamed.Seconds(WorkOf(0, 4000)), 1e-9);
+  way.share = 0.5;
+  EXPECT_NEAR(SecondsByPrefill(way, prompt), 2 * alone_s, 1e-9);
+  way.share = 1;
   way.waiting = {prompt, prompt, prompt};
   // Three more in the same pass: their tokens, not their passes.
   EXPECT_NEAR(SecondsByPrefill(way, prompt), 2 + 4 * (alone_s - 2), 1e-9);

@@ -41,7 +41,8 @@ void PathCosts::OnWorkerStatus(const std::string& name, const v1::WorkerStatus& 
     worker.last_pass = pass.number();
     if (pass.ranks() > 1) worker.shared_way = absl::StrCat(worker.way, " x", pass.ranks());
     PassFit& fit = pass.ranks() > 1 ? worker.fits[worker.shared_way] : at->second;
-    fit.Add({.work = {.tokens = static_cast<double>(pass.tokens()), .positions = pass.positions()}, .seconds = pass.seconds()});
+    fit.Add(
+        {.work = {.tokens = static_cast<double>(pass.tokens()), .positions = pass.positions()}, .seconds = pass.seconds() - pass.waited_seconds()});
   }
 }
 

@@ -17,7 +17,7 @@ namespace hearth::router {
 namespace {
 
 constexpr size_t kEndedIdsMax = 10'000;
-constexpr size_t kEndsKept = 16;
+constexpr size_t kDecodedKept = 16;
 
 // How long ago, from CLOCK_MONOTONIC nanoseconds.
 absl::Duration Since(int64_t then_ns) { return absl::Nanoseconds(MonotonicNowNs() - then_ns); }
@@ -621,8 +621,8 @@ void Scheduler::Move(const TrackPtr& track, StreamState to) {
   stream.events.push_back({to, now_ns});
   metrics_->OnMove(stream, from, now_ns);
   if (IsEnd(to) && from == StreamState::kDecoding) {
-    ends_ns_.push_back(now_ns);
-    if (ends_ns_.size() > kEndsKept) ends_ns_.pop_front();
+    decoded_for_ns_.push_back(now_ns - stream.events[stream.events.size() - 2].at_ns);
+    if (decoded_for_ns_.size() > kDecodedKept) decoded_for_ns_.pop_front();
   }
   if (!IsEnd(to)) return;
   for (const auto& watch : end_watches_) {

@@ -176,7 +176,7 @@ class Scheduler {
   FairQueue<TrackPtr> decode_queue_;
   FairQueue<TrackPtr> prefill_queue_;
   std::deque<TrackPtr> handoff_;
-  std::deque<int64_t> ends_ns_;  // of the last streams that were decoded
+  std::deque<int64_t> decoded_for_ns_;  // the last streams that ended held their places
   absl::flat_hash_map<const WorkerLink*, int64_t> last_prefilled_ns_;
   int64_t waiting_requests_ = 0;  // of which no stream has been with a worker yet
   std::shared_ptr<void> tick_timer_;

@@ -2,6 +2,7 @@
 // breaks the node's promise. Room: services/router. Threads: the loop.
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "absl/strings/str_format.h"
 #include "common/base/time.h"
@@ -21,16 +22,19 @@ double SecondsSince(int64_t then_ns, int64_t now_ns) { return static_cast<double
 
 }  // namespace
 
-// How long until a place in decode's batches is free for one that comes now: by how fast streams ended lately.
+// How long until a place in decode's batches is free for one that comes now, by how long streams kept theirs lately.
 double Scheduler::PlaceSeconds() const {
+  int64_t places = 0;
   for (const auto& link : links_) {
-    if (link->kind() == WorkerLink::Kind::kDecode && link->FreePlaces() > 0) return 0;
+    if (link->kind() != WorkerLink::Kind::kDecode || !link->ready()) continue;
+    if (link->FreePlaces() > 0) return 0;
+    places += std::max(1, link->status().max_batch());
   }
-  if (ends_ns_.size() < 2) return 0;
-  const double between_s = SecondsSince(ends_ns_.front(), ends_ns_.back()) / static_cast<double>(ends_ns_.size() - 1);
-  size_t waiting = handoff_.size();
+  if (places == 0 || decoded_for_ns_.empty()) return 0;
+  const int64_t kept_ns = std::accumulate(decoded_for_ns_.begin(), decoded_for_ns_.end(), int64_t{0}) / static_cast<int64_t>(decoded_for_ns_.size());
+  int64_t waiting = static_cast<int64_t>(handoff_.size());
   decode_queue_.ForEach([&](const TrackPtr&) { ++waiting; });
-  return between_s * static_cast<double>(waiting + 1);
+  return static_cast<double>(kept_ns) / 1e9 * static_cast<double>(waiting + 1) / static_cast<double>(places);
 }
 
 std::optional<DecodeWay> Scheduler::DecodeWayNow(bool idle) const {
@@ -47,6 +51,7 @@ std::optional<DecodeWay> Scheduler::DecodeWayNow(bool idle) const {
                 .chunk_tokens = status.prompts().tokens_at_once(),
                 .busy_chunk_tokens = status.prompts().tokens_between_steps(),
                 .step_s = status.step_ms_p50() / 1e3,
+                .share = status.prompts().share(),
                 .extra_s = costs_.ExtraSeconds(costs_.WayOf(best->name()))};
   if (idle) return way;
   const int64_t now_ns = MonotonicNowNs();
@@ -83,6 +88,10 @@ std::optional<PrefillWay> Scheduler::PrefillWayNow(const WorkerLink& link, bool 
     if (each->kind() == WorkerLink::Kind::kDecode && each->ready()) way.step_s = each->status().step_ms_p50() / 1e3;
   }
   if (idle) return way;
+  if (const std::optional<DecodeWay> decode = DecodeWayNow(/*idle=*/false);
+      prompts.shares_cores() && decode.has_value() && decode->streams > 0 && decode->share > 0) {
+    way.share = decode->share;
+  }
   std::vector<const Track*> given;
   for (const auto& [request, active] : active_) {
     for (const TrackPtr& track : active->tracks) {

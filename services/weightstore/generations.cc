@@ -130,6 +130,14 @@ absl::Status Generations::MakePoolAndTable(const Hash128& generation, const Size
   return StoreTable::Create(place_, generation, spec).status();
 }
 
+absl::StatusOr<std::shared_ptr<TurnBoard>> Generations::OpenTurns(const Hash128& generation) const {
+  absl::StatusOr<std::shared_ptr<TurnBoard>> turns = TurnBoard::Attach(place_, generation);
+  if (turns.ok() || !TellsOfTheFile(turns.status())) return turns;
+  // A worker that maps an old one goes on with it until it is restarted: it is a courtesy between workers, no more.
+  unlink(place_.Path(kTurnBoardWhat, generation).c_str());
+  return TurnBoard::Create(place_, generation);
+}
+
 absl::StatusOr<GenerationPtr> Generations::Open(const Hash128& id, bool adopted) {
   auto generation = std::make_shared<Generation>();
   generation->id = id;
@@ -180,6 +188,7 @@ absl::StatusOr<GenerationPtr> Generations::Open(const Hash128& id, bool adopted)
          id);
   }
   generation->sequence = generation->table->header().sequence;
+  ASSIGN_OR_RETURN(generation->turns, OpenTurns(id));
   if (adopted) {
     // Who looks at the files must see that they have an owner again.
     ASSIGN_OR_RETURN(ShmRegion manifest,
@@ -187,6 +196,7 @@ absl::StatusOr<GenerationPtr> Generations::Open(const Hash128& id, bool adopted)
     manifest.SetOwner(SelfProcess());
     generation->pool->region()->SetOwner(SelfProcess());
     generation->table->region().SetOwner(SelfProcess());
+    generation->turns->region()->SetOwner(SelfProcess());
   }
   PageTableOptions options;
   options.fingerprint = generation->image->fingerprint();

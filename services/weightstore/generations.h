@@ -21,6 +21,7 @@
 #include "common/shm/kv_pool.h"
 #include "common/shm/region.h"
 #include "common/shm/store_table.h"
+#include "common/shm/turn_board.h"
 #include "common/shm/weight_image.h"
 #include "services/weightstore/page_table.h"
 
@@ -34,6 +35,7 @@ struct Generation {
   std::shared_ptr<const WeightImage> image;
   std::shared_ptr<KvPool> pool;
   std::shared_ptr<StoreTable> table;
+  std::shared_ptr<TurnBoard> turns;
   std::unique_ptr<PageTable> pages;
   std::atomic<bool> superseded{false};
 };
@@ -99,6 +101,8 @@ class Generations {
   };
   // In place of those that are there.
   absl::Status MakePoolAndTable(const Hash128& generation, const Sizes& sizes, const Origin& origin, const AllocationHook& on_allocated) const;
+  // Makes it where it is missing or no such board.
+  absl::StatusOr<std::shared_ptr<TurnBoard>> OpenTurns(const Hash128& generation) const;
   absl::StatusOr<GenerationPtr> Open(const Hash128& generation, bool adopted);
   bool IsWanted(const Generation& generation, std::string* why_not) const;
   absl::Status CheckAlone() const;
