@@ -81,7 +81,10 @@ TEST_F(TurnBoardTest, AReaderSeesWholeTurnsOnly) {
     done = true;
   });
   while (!done) {
-    if (const std::optional<Turn> turn = board->Read(0, Cpus({0}))) EXPECT_EQ(turn->published_ns, 2 * turn->value_ns);
+    const std::optional<Turn> turn = board->Read(0, Cpus({0}));
+    if (turn.has_value()) {
+      EXPECT_EQ(turn->published_ns, 2 * turn->value_ns);
+    }
   }
   writer.join();
 }
