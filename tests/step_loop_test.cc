@@ -89,7 +89,8 @@ Listing RunLoop(std::optional<StepOrder> order = std::nullopt) {
   int ended = 0;
   auto signal = device->MakeSignal();
   {
-    DecodeLoop loop(*device, **model, *kv, store, {.max_streams = 2, .busy_chunk_tokens = 32, .idle_chunk_tokens = 64, .step_order = order});
+    DecodeLoop loop(*device, **model, *kv, store,
+                    {.max_streams = 2, .busy_chunk_tokens = 32, .idle_chunk_tokens = 64, .step_order = order, .tpot_rise = 100});
     uint64_t id = 1;
     for (const int64_t prompt : {150, 3, 1}) {
       StreamRequest request;
