@@ -176,6 +176,22 @@ TEST_P(Slp, ABudgetIsKept) {
   auto tight = Make(before + 100'000);
   ASSERT_NE(tight, nullptr);
   EXPECT_EQ(SlpEngine::Make(tight->device(), tight->model(), {.chunk_rows = 64}).status().code(), absl::StatusCode::kResourceExhausted);
+  EXPECT_EQ(tight->device().memory().used_bytes, before) << "nothing is taken before it is known that all fits";
+
+  // The number that an operator is told: with it a pass runs, with little less none.
+  const auto told = SlpEngine::BudgetMin(tight->device(), tight->model(), {.chunk_rows = 64, .with_logits = true});
+  ASSERT_TRUE(told.ok()) << told.status();
+  auto just = Make(*told);
+  ASSERT_NE(just, nullptr);
+  const auto smallest = Engine(*just, {.chunk_rows = 64});
+  ASSERT_NE(smallest, nullptr);
+  EXPECT_GE(smallest->SlotsBeside(64), 2);
+  TestStream first = just->NewStream(64);
+  EXPECT_TRUE(Pass(*just, *smallest, {{&first, Ids(64, 1, just->vocab())}}).ok());
+  auto less = Make(*told - 1);
+  ASSERT_NE(less, nullptr);
+  EXPECT_EQ(SlpEngine::Make(less->device(), less->model(), {.chunk_rows = 64, .with_logits = true}).status().code(),
+            absl::StatusCode::kResourceExhausted);
 }
 
 // A pass ended at any expert and at any layer; the one after it is whole.

@@ -118,6 +118,9 @@ class Actor {
   virtual ~Actor() = default;
 };
 
+// A device rounds a buffer up to a multiple of this at most.
+inline constexpr uint64_t kBufferRounding = 256;
+
 class Device {
  public:
   virtual ~Device() = default;

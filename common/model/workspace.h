@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 
 #include "common/base/status.h"
 #include "common/device/device.h"
@@ -13,8 +14,13 @@
 namespace hearth {
 
 struct ForwardWorkspace : Model::Workspace {
+  using Part = Buffer ForwardWorkspace::*;
+  // `without`: these stay empty, for whoever puts buffers of another place there.
   static absl::StatusOr<std::unique_ptr<ForwardWorkspace>> Make(const ModelConfig& config, bool has_mtp, Device& device, int64_t max_rows,
-                                                                int64_t max_logit_rows);
+                                                                int64_t max_logit_rows, std::span<const Part> without = {});
+  // What that takes of a device's budget, each buffer rounded up as far as a device may.
+  static uint64_t Bytes(const ModelConfig& config, bool has_mtp, int64_t terms, int64_t max_rows, int64_t max_logit_rows,
+                        std::span<const Part> without = {});
 
   int64_t max_rows() const override { return rows; }
 

@@ -15,14 +15,26 @@ constexpr int64_t kChunkRowsMin = 64;
 // A chunk's work room is at most a quarter of the budget: beyond that, rows and slots are worth more than fewer chunks (docs/simulation.md).
 constexpr uint64_t kWorkShare = 4;
 
-}  // namespace
-
-absl::StatusOr<std::unique_ptr<SlpEngine>> SlpEngine::Make(Device& device, const Model& model, const SlpOptions& options) {
+absl::StatusOr<WeightPlan> PlanOf(const Model& model, const SlpOptions& options) {
   if (!RanksShareQuarters(options.ranks)) {
     return absl::InvalidArgumentError(
         absl::StrCat(options.ranks, " prefill ranks: experts are shared by quarters of their ids, so there can be 1, 2 or 4"));
   }
-  ASSIGN_OR_RETURN(WeightPlan plan, WeightPlan::Make(model, 0, 1));
+  return WeightPlan::Make(model, 0, 1);
+}
+
+}  // namespace
+
+absl::StatusOr<uint64_t> SlpEngine::BudgetMin(const Device& device, const Model& model, const SlpOptions& options) {
+  ASSIGN_OR_RETURN(const WeightPlan plan, PlanOf(model, options));
+  SlpOptions least = options;
+  if (options.chunk_rows == 0) least.chunk_rows = device.caps().prefill_chunk_rows;
+  while (options.chunk_rows == 0 && least.chunk_rows / 2 >= kChunkRowsMin) least.chunk_rows /= 2;
+  return device.memory().used_bytes + SlpMemory::BytesMin(device.caps(), model, plan, least);
+}
+
+absl::StatusOr<std::unique_ptr<SlpEngine>> SlpEngine::Make(Device& device, const Model& model, const SlpOptions& options) {
+  ASSIGN_OR_RETURN(WeightPlan plan, PlanOf(model, options));
   SlpOptions with = options;
   with.chunk_rows = options.chunk_rows > 0 ? options.chunk_rows : device.caps().prefill_chunk_rows;
   const DeviceMemory before = device.memory();

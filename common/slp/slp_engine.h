@@ -51,6 +51,8 @@ class SlpEngine {
   // Takes what the device's budget has left, up to what the options ask for. Errors: ResourceExhausted, with what would be enough; InvalidArgument for a
   // number of ranks that can't share the experts.
   static absl::StatusOr<std::unique_ptr<SlpEngine>> Make(Device& device, const Model& model, const SlpOptions& options);
+  // The smallest budget of such a device that Make works with, what the device has given away already, the model's part among it, included.
+  static absl::StatusOr<uint64_t> BudgetMin(const Device& device, const Model& model, const SlpOptions& options);
 
   int64_t max_rows() const { return memory_->sizes.rows; }
   int64_t chunk_rows() const { return memory_->chunk->rows; }

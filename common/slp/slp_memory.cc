@@ -22,13 +22,22 @@ Buffer Alias(const Buffer& whole, int64_t first, int64_t count, int64_t row_byte
   return Buffer(whole.as<uint8_t>() + first * row_bytes, static_cast<size_t>(count * row_bytes), nullptr);
 }
 
+int64_t SlotsMin(const SlpRoom& room) { return room.slot_bytes > 0 ? kSlotsMin : 0; }
+
+// What the chunk workspace has as views of buffers of all rows.
+constexpr ForwardWorkspace::Part kOfAllRows[] = {&ForwardWorkspace::token_ids,  &ForwardWorkspace::residual,       &ForwardWorkspace::normed,
+                                                 &ForwardWorkspace::expert_ids, &ForwardWorkspace::expert_weights, &ForwardWorkspace::moe};
+
 }  // namespace
 
+uint64_t SlpRoom::bytes_min() const {
+  return fixed + static_cast<uint64_t>(SlotsMin(*this)) * slot_bytes + static_cast<uint64_t>(rows_min) * row_bytes;
+}
+
 absl::StatusOr<SlpSizes> ChooseSlpSizes(const SlpRoom& room) {
-  const int64_t slots_min = room.slot_bytes > 0 ? kSlotsMin : 0;
+  const int64_t slots_min = SlotsMin(room);
   const uint64_t with_slots = room.fixed + static_cast<uint64_t>(slots_min) * room.slot_bytes;
-  const uint64_t needed = with_slots + static_cast<uint64_t>(room.rows_min) * room.row_bytes;
-  if (needed > room.left) {
+  if (const uint64_t needed = room.bytes_min(); needed > room.left) {
     return absl::ResourceExhaustedError(
         absl::StrCat("streaming weights needs ", HumanBytes(static_cast<double>(needed)), " of device memory at least (", room.rows_min,
                      " rows, and ", slots_min, " experts of ", HumanBytes(static_cast<double>(room.slot_bytes)), "); the budget has ",
@@ -41,24 +50,26 @@ absl::StatusOr<SlpSizes> ChooseSlpSizes(const SlpRoom& room) {
   return sizes;
 }
 
-absl::StatusOr<std::unique_ptr<SlpMemory>> SlpMemory::Make(Device& device, const Model& model, const WeightPlan& plan, const SlpOptions& options) {
+// What is known of the memory before any of it is taken.
+struct SlpMemory::Layout {
+  int64_t chunk_rows = 0, logit_rows = 0;
+  uint64_t expert_room = 0, count_bytes = 0, end_bytes = 0, sub_layer_bytes = 0, uneven_bytes = 0;
+  SlpRoom room;  // but for what the budget has left
+};
+
+SlpMemory::Layout SlpMemory::LayOut(const DeviceCaps& caps, const Model& model, const WeightPlan& plan, const SlpOptions& options) {
   const ModelConfig& c = model.config();
-  auto memory = std::make_unique<SlpMemory>();
-  SlpMemory& m = *memory;
+  SlpMemory& m = *this;
+  Layout l;
   const int64_t ranks = options.ranks;
   const bool dispatch = m.dispatch_ = ranks > 1 && options.exchange == ExpertExchange::kDispatch;
-  const int64_t chunk_rows = std::min(options.chunk_rows, options.max_rows);
-  const uint64_t used_before = device.memory().used_bytes;
-  ASSIGN_OR_RETURN(m.chunk, ForwardWorkspace::Make(c, model.has_mtp(), device, chunk_rows, options.with_logits ? chunk_rows : 0));
-  // These become aliases.
-  for (Buffer* buffer : {&m.chunk->token_ids, &m.chunk->residual, &m.chunk->normed, &m.chunk->expert_ids, &m.chunk->expert_weights, &m.chunk->moe}) {
-    *buffer = Buffer();
-  }
+  const int64_t chunk_rows = l.chunk_rows = std::min(options.chunk_rows, options.max_rows);
+  l.logit_rows = options.with_logits ? chunk_rows : 0;
   m.hidden_ = c.hidden_size;
-  m.terms_ = device.caps().activation_terms;
+  m.terms_ = caps.activation_terms;
   m.top_k_ = plan.expert_bytes_max() > 0 ? c.num_experts_per_tok : 0;
   const bool has_experts = m.top_k_ > 0;
-  const uint64_t expert_room =
+  l.expert_room =
       has_experts ? ExpertRowsWorkspaceBytes(chunk_rows, c.hidden_size, c.moe_intermediate_size, model.num_shards(), static_cast<int>(m.terms_)) : 0;
 
   const int64_t input_bytes = 2 * m.terms_ * m.hidden_;
@@ -84,35 +95,47 @@ absl::StatusOr<std::unique_ptr<SlpMemory>> SlpMemory::Make(Device& device, const
   for (const Width& width : m.widths_) {
     (width.row_of == RowOf::kSent ? sent_bytes : row_bytes) += static_cast<uint64_t>(width.row_bytes);
   }
-  const uint64_t count_bytes = dispatch && has_experts ? static_cast<uint64_t>(4 * ranks * c.n_routed_experts) : 0;
-  const uint64_t end_bytes = ranks > 1 && model.has_mtp() ? static_cast<uint64_t>(2 * ranks * f32_bytes) : 0;
-  const uint64_t sub_layer_bytes = kSubLayerSlots * DeviceRing::SlotStep(plan.sub_layer_bytes_max());
-  const uint64_t uneven_bytes = (kUnevenRows + 1) * sent_bytes;
+  l.count_bytes = dispatch && has_experts ? static_cast<uint64_t>(4 * ranks * c.n_routed_experts) : 0;
+  l.end_bytes = ranks > 1 && model.has_mtp() ? static_cast<uint64_t>(2 * ranks * f32_bytes) : 0;
+  l.sub_layer_bytes = kSubLayerSlots * DeviceRing::SlotStep(plan.sub_layer_bytes_max());
+  l.uneven_bytes = (kUnevenRows + 1) * sent_bytes;
   m.slot_step_ = has_experts ? DeviceRing::SlotStep(plan.expert_bytes_max()) : 0;
   m.slots_max_ = options.expert_slots;
-  SlpRoom room{.fixed = sub_layer_bytes + expert_room + count_bytes + end_bytes + uneven_bytes + 2 * kRoundingRoom,
-               .row_bytes = row_bytes + CeilDiv(sent_bytes, static_cast<uint64_t>(ranks)),
-               .slot_bytes = m.slot_step_,
-               .rows_min = chunk_rows,
-               .rows_max = options.max_rows,
-               .slots_max = std::max(options.expert_slots > 0 ? options.expert_slots : c.n_routed_experts, kSlotsMin)};
-  const DeviceMemory use = device.memory();
-  room.left = use.budget_bytes - use.used_bytes;
-  m.work_bytes = use.used_bytes - used_before + expert_room;
-  ASSIGN_OR_RETURN(m.sizes, ChooseSlpSizes(room));
+  m.work_bytes = ForwardWorkspace::Bytes(c, model.has_mtp(), m.terms_, chunk_rows, l.logit_rows, kOfAllRows) + l.expert_room;
+  l.room = {.fixed = m.work_bytes + l.sub_layer_bytes + l.count_bytes + l.end_bytes + l.uneven_bytes + 2 * kRoundingRoom,
+            .row_bytes = row_bytes + CeilDiv(sent_bytes, static_cast<uint64_t>(ranks)),
+            .slot_bytes = m.slot_step_,
+            .rows_min = chunk_rows,
+            .rows_max = options.max_rows,
+            .slots_max = std::max(options.expert_slots > 0 ? options.expert_slots : c.n_routed_experts, kSlotsMin)};
+  return l;
+}
 
-  ASSIGN_OR_RETURN(m.sub_layer_slots_, device.Allocate(sub_layer_bytes));
+uint64_t SlpMemory::BytesMin(const DeviceCaps& caps, const Model& model, const WeightPlan& plan, const SlpOptions& options) {
+  return SlpMemory().LayOut(caps, model, plan, options).room.bytes_min();
+}
+
+absl::StatusOr<std::unique_ptr<SlpMemory>> SlpMemory::Make(Device& device, const Model& model, const WeightPlan& plan, const SlpOptions& options) {
+  auto memory = std::make_unique<SlpMemory>();
+  SlpMemory& m = *memory;
+  Layout l = m.LayOut(device.caps(), model, plan, options);
+  const DeviceMemory use = device.memory();
+  l.room.left = use.budget_bytes - use.used_bytes;
+  ASSIGN_OR_RETURN(m.sizes, ChooseSlpSizes(l.room));
+
+  ASSIGN_OR_RETURN(m.chunk, ForwardWorkspace::Make(model.config(), model.has_mtp(), device, l.chunk_rows, l.logit_rows, kOfAllRows));
+  ASSIGN_OR_RETURN(m.sub_layer_slots_, device.Allocate(l.sub_layer_bytes));
   m.sub_layers = std::make_unique<DeviceRing>(device, plan.sub_layer_bytes_max());
-  ASSIGN_OR_RETURN(m.shared_, device.Allocate(m.sizes.shared_bytes + uneven_bytes + kRoundingRoom));
-  if (has_experts) {
+  ASSIGN_OR_RETURN(m.shared_, device.Allocate(m.sizes.shared_bytes + l.uneven_bytes + kRoundingRoom));
+  if (m.top_k_ > 0) {
     m.experts = std::make_unique<DeviceRing>(device, plan.expert_bytes_max());
-    ASSIGN_OR_RETURN(m.expert_room, device.Allocate(expert_room));
+    ASSIGN_OR_RETURN(m.expert_room, device.Allocate(l.expert_room));
   }
-  if (count_bytes > 0) {
-    ASSIGN_OR_RETURN(m.counts, device.Allocate(count_bytes));
+  if (l.count_bytes > 0) {
+    ASSIGN_OR_RETURN(m.counts, device.Allocate(l.count_bytes));
   }
-  if (end_bytes > 0) {
-    ASSIGN_OR_RETURN(m.stripe_ends, device.Allocate(end_bytes));
+  if (l.end_bytes > 0) {
+    ASSIGN_OR_RETURN(m.stripe_ends, device.Allocate(l.end_bytes));
   }
   return memory;
 }

@@ -44,6 +44,8 @@ struct SlpRoom {
   uint64_t slot_bytes = 0;  // of the expert ring, each; 0: no ring
   int64_t rows_min = 1, rows_max = 1;
   int64_t slots_max = 2;  // at least 2: one is filled while the other is read
+
+  uint64_t bytes_min() const;  // of `left`, that will do
 };
 
 // As many rows as are wanted beside two slots: a row that does not fit costs another pass over all weights, a slot less only makes the link idle while the
@@ -59,8 +61,10 @@ struct PassShape {
 };
 
 struct SlpMemory {
-  // Takes what the device's budget has left. Errors: ResourceExhausted.
+  // Takes what the device's budget has left. Errors: ResourceExhausted, before anything is taken.
   static absl::StatusOr<std::unique_ptr<SlpMemory>> Make(Device& device, const Model& model, const WeightPlan& plan, const SlpOptions& options);
+  // How many bytes Make must find left.
+  static uint64_t BytesMin(const DeviceCaps& caps, const Model& model, const WeightPlan& plan, const SlpOptions& options);
 
   // A pass alone of at most sizes.rows has room; a shared one of as many may not, if its ranks' parts are too uneven.
   bool HasRoomFor(const PassShape& pass) const;
@@ -117,6 +121,9 @@ struct SlpMemory {
   };
   uint64_t BytesOf(const Width& width, const PassShape& pass) const;
   uint64_t RowsBytes(const PassShape& pass) const;
+  struct Layout;
+  // Says what there will be, and in the members below how it is divided; takes nothing.
+  Layout LayOut(const DeviceCaps& caps, const Model& model, const WeightPlan& plan, const SlpOptions& options);
 
   bool dispatch_ = false;
   int64_t hidden_ = 0, terms_ = 0, top_k_ = 0;

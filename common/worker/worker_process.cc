@@ -129,6 +129,21 @@ absl::StatusOr<Engine> MakeEngine(const NodeConfig& config, const WorkerKindInfo
   return engine;
 }
 
+// What a limit of device memory that was too small should have been, for whoever has to set it.
+absl::StatusOr<uint64_t> DeviceMemoryMin(const NodeConfig& config, const WorkerKindInfo& kind, std::optional<Isa> isa, const Hash128& generation,
+                                         const RegionPlace& place) {
+  if (!kind.device_memory_min) return absl::UnimplementedError("not known beforehand");
+  ASSIGN_OR_RETURN(const auto image, WeightImage::Attach(place, generation));
+  ASSIGN_OR_RETURN(const ModelConfig model_config, ParseModelConfig(image->config_json(), image->generation_config_json()));
+  ASSIGN_OR_RETURN(const auto device, MakeHostDevice({.isa = isa,
+                                                      .numerics = NumericsOf(config),
+                                                      .num_threads = 1,
+                                                      .activation_terms = static_cast<int>(config.activation_terms),
+                                                      .kv_dtype = config.kv_type()}));
+  ASSIGN_OR_RETURN(const auto model, Model::Bind(model_config, image, *device));
+  return kind.device_memory_min(*device, *model, config);
+}
+
 }  // namespace
 
 int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
@@ -210,7 +225,11 @@ int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind) {
   if (!engine.ok()) {
     const int64_t budget = kind.device_memory_bytes(*config);
     if (budget > 0 && absl::IsResourceExhausted(engine.status())) {
-      return fail(Annotate(engine.status(), absl::StrCat(kind.kind, ".device_memory_bytes = ", budget)), kExitConfig);
+      const absl::StatusOr<uint64_t> needed = DeviceMemoryMin(*config, kind, *isa, *generation, store->View().place);
+      const std::string key = absl::StrCat(kind.kind, ".device_memory_bytes");
+      return fail(
+          Annotate(engine.status(), absl::StrCat(key, " = ", budget, needed.ok() ? absl::StrCat(", the smallest that works is ", *needed) : "")),
+          kExitConfig);
     }
     return fail(engine.status(), absl::IsInvalidArgument(engine.status()) ? kExitConfig : kExitFailure);
   }

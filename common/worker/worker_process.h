@@ -23,6 +23,8 @@ struct WorkerKindInfo {
       make_loop;
   std::function<int64_t(const NodeConfig&)> threads;
   std::function<int64_t(const NodeConfig&)> device_memory_bytes;  // 0: no limit
+  // The smallest of such limits that would do for a model bound to a device without one. Null where that is not known beforehand.
+  std::function<absl::StatusOr<uint64_t>(const Device&, const Model&, const NodeConfig&)> device_memory_min;
 };
 
 int RunWorkerProcess(int argc, char** argv, const WorkerKindInfo& kind);

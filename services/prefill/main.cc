@@ -104,13 +104,14 @@ int main(int argc, char** argv) {
            spdlog::info("weights are streamed: {} tokens a pass, {} at once; {} slots for experts, {} beside that many tokens", slp->max_rows(),
                         slp->chunk_rows(), slp->SlotsBeside(1), slp->SlotsBeside(slp->max_rows()));
          }
-<<<<<<< HEAD
-         return std::make_shared<PrefillLoop>(device, model, kv, store, options, std::move(slp), std::move(group));
-=======
-         if (options.idle_chunk_tokens == 0) options.busy_chunk_tokens = options.idle_chunk_tokens = device.caps().prefill_chunk_rows;
          return std::make_shared<PrefillLoop>(device, model, kv, store, options, std::move(slp), std::move(group), std::move(experts.look_at_disk));
->>>>>>> 835d36f (Experts from disk: read ahead for a streamed pass, into the store's rings, and through the page cache for decode)
        },
        .threads = [](const NodeConfig& c) { return c.prefill_threads; },
-       .device_memory_bytes = [](const NodeConfig& c) { return c.prefill_device_memory_bytes; }});
+       .device_memory_bytes = [](const NodeConfig& c) { return c.prefill_device_memory_bytes; },
+       .device_memory_min = [](const Device& device, const Model& model, const NodeConfig& c) -> absl::StatusOr<uint64_t> {
+         if (!StreamsWeights(c)) return absl::UnimplementedError("the chunked path takes what a batch needs when it comes");
+         const int64_t ranks = c.prefill_group_ranks();
+         return SlpEngine::BudgetMin(
+             device, model, {.chunk_rows = c.prefill_chunk_tokens, .ranks = ranks, .exchange = ExchangeOf(model.config(), device.caps(), ranks)});
+       }});
 }

@@ -2,6 +2,7 @@
 """Bad input at the door, in files and in the machine: each with a clear error that names the cause, and nothing left behind."""
 import json
 import os
+import re
 import shutil
 import socket
 import struct
@@ -23,6 +24,22 @@ def refused(node, status, body, path="/v1/chat/completions", words=(), param=Non
     if code:
         assert error["code"] == code, error
     return error
+
+
+def test_a_budget_too_small_says_what_would_do():
+    config = 'router.chunked_prefill_max_tokens = 0\nprefill.path = "slp"\nprefill.chunk_tokens = 16\nprefill.device_memory_bytes = '
+
+    def refusal(budget):
+        with Node(config=config + str(budget), start=False) as node:
+            node.start("weightstore")
+            assert node.start("prefill.0").wait(60) == 78, node.log("prefill.0")
+            return int(re.search(rf"prefill.device_memory_bytes = {budget}, the smallest that works is (\d+)", node.log("prefill.0")).group(1))
+
+    told = refusal(1000)  # not even the model's own tables fit
+    assert refusal(told - 1) == told
+    with Node(config=config + str(told)) as node:
+        assert node.completion("word " * 100, max_tokens=3, ignore_eos=True)["usage"]["completion_tokens"] == 3
+        assert int(node.status()["workers"]["prefill.0"]["prefill_tokens_total"]) > 0
 
 
 def test_requests():
