@@ -24,7 +24,16 @@ inline constexpr uint64_t kRegionMagic = 0x3154'5245'4148'5247;  // "GRHAERT1" r
 inline constexpr uint32_t kRegionFormatVersion = 1;
 inline constexpr uint64_t kRegionHeaderBytes = 4096;
 
-enum class RegionKind : uint32_t { kManifest = 1, kSegment = 2, kKvPool = 3, kStoreTable = 4, kExpertRing = 5, kGroup = 6, kDiskPart = 7, kTurnBoard = 8 };
+enum class RegionKind : uint32_t {
+  kManifest = 1,
+  kSegment = 2,
+  kKvPool = 3,
+  kStoreTable = 4,
+  kExpertRing = 5,
+  kGroup = 6,
+  kDiskPart = 7,
+  kTurnBoard = 8
+};
 enum class RegionState : uint32_t { kLoading = 1, kReady = 2, kRetired = 3 };
 
 // At offset 0 of each region. The fixed part is written once, before kLoading is stored, and is covered by
