@@ -59,30 +59,24 @@ bool TraceEncoder::Send(size_t spans_max, const std::function<bool(const v1::Tra
   return true;
 }
 
-grpc::Status TraceService::Record(grpc::ServerContext* context, grpc::ServerReaderWriter<v1::TraceChunk, v1::TraceRequest>* stream) {
+grpc::Status TraceService::Record(grpc::ServerContext* context, TraceStream* stream) {
   v1::TraceRequest request;
   if (!stream->Read(&request)) return {grpc::StatusCode::INVALID_ARGUMENT, "the caller says nothing: the first message is what to record"};
   TraceEncoder encoder(process_, request.ops() ? TraceLevel::kOps : TraceLevel::kPhases);
-  std::atomic<bool> enough{false};
-  std::thread listener([&] {
-    for (v1::TraceRequest more; stream->Read(&more);) {
-    }
-    enough.store(true);  // or the caller is gone
-  });
+  CallersEnd end(stream);
   const auto send = [&](const v1::TraceChunk& chunk) { return stream->Write(chunk); };
   bool sound = true;
-  while (sound && !enough.load() && !stopping_.load()) {
+  while (sound && !end.come() && !stopping_.load()) {
     std::this_thread::sleep_for(std::chrono::milliseconds(kTracePeriodMs));
     sound = encoder.Send(encoder.num_kept() < kTraceSpansKept ? kTraceSpansAPeriod : SIZE_MAX, send);
   }
-  if (sound && !enough.load()) {
+  if (sound && !end.come()) {
     v1::TraceChunk last;
     last.set_ended(true);
     send(last);
-    for (int looks = 0; looks < kLooksForEnd && !enough.load(); ++looks) std::this_thread::sleep_for(std::chrono::milliseconds(kTracePeriodMs));
+    for (int looks = 0; looks < kLooksForEnd && !end.come(); ++looks) std::this_thread::sleep_for(std::chrono::milliseconds(kTracePeriodMs));
   }
-  if (!enough.load()) context->TryCancel();  // the listener waits for the caller
-  listener.join();
+  end.CutOff(context);
   if (sound) encoder.Send(SIZE_MAX, send);
   return grpc::Status::OK;
 }

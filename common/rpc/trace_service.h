@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <thread>
 #include <unordered_set>
 #include <vector>
 
@@ -40,6 +41,31 @@ class TraceEncoder {
   size_t tracks_ = 0;  // that were named
 };
 
+using TraceStream = grpc::ServerReaderWriter<v1::TraceChunk, v1::TraceRequest>;
+
+// Whether a trace's caller has heard enough, or is gone: a thread of its own reads until then, since a read can't be given up in time.
+class CallersEnd {
+ public:
+  explicit CallersEnd(TraceStream* stream) : reader_([this, stream] { Read(stream); }) {}
+
+  bool come() const { return come_.load(); }
+  // Returns with the caller gone, whether or not it wanted to go.
+  void CutOff(grpc::ServerContext* context) {
+    if (!come()) context->TryCancel();
+    reader_.join();
+  }
+
+ private:
+  void Read(TraceStream* stream) {
+    for (v1::TraceRequest more; stream->Read(&more);) {
+    }
+    come_.store(true);
+  }
+
+  std::atomic<bool> come_{false};
+  std::thread reader_;  // last: it uses the others
+};
+
 class TraceService final : public v1::Trace::Service {
  public:
   explicit TraceService(std::string process) : process_(std::move(process)) {}
@@ -47,7 +73,7 @@ class TraceService final : public v1::Trace::Service {
   // Asks every caller to end its call, and gets what has been recorded to those that do within a second: before the server shuts down.
   void Stop() { stopping_.store(true); }
 
-  grpc::Status Record(grpc::ServerContext* context, grpc::ServerReaderWriter<v1::TraceChunk, v1::TraceRequest>* stream) override;
+  grpc::Status Record(grpc::ServerContext* context, TraceStream* stream) override;
 
  private:
   const std::string process_;

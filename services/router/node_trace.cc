@@ -15,8 +15,6 @@
 namespace hearth::router {
 namespace {
 
-using Output = grpc::ServerReaderWriter<v1::TraceChunk, v1::TraceRequest>;
-
 constexpr auto kLook = std::chrono::milliseconds(50);
 constexpr auto kAskAgain = std::chrono::milliseconds(200);  // of a process that is away
 constexpr auto kSilent = std::chrono::seconds(2);           // that a process may be at the end, while there is something left
@@ -39,7 +37,7 @@ void Fill(const Stream& stream, v1::TraceChunk::Stream* out) {
 // What the threads of a call share. Chunks are written one at a time.
 class Gathered {
  public:
-  explicit Gathered(Output* out) : out_(out) {}
+  explicit Gathered(TraceStream* out) : out_(out) {}
 
   void Write(const v1::TraceChunk& chunk) {
     std::lock_guard lock(mutex_);
@@ -57,7 +55,7 @@ class Gathered {
 
  private:
   mutable std::mutex mutex_;
-  Output* const out_;
+  TraceStream* const out_;
   bool broken_ = false;  // the caller is gone
 };
 
@@ -192,7 +190,7 @@ void OnLoop(EventLoop* loop, const std::function<void()>& work) {
 
 }  // namespace
 
-grpc::Status NodeTrace::Record(grpc::ServerContext* context, Output* out) {
+grpc::Status NodeTrace::Record(grpc::ServerContext* context, TraceStream* out) {
   v1::TraceRequest request;
   if (!out->Read(&request)) return {grpc::StatusCode::INVALID_ARGUMENT, "the caller says nothing: the first message is what to record"};
   if (stopping_.load()) return {grpc::StatusCode::UNAVAILABLE, "the router is stopping"};
@@ -213,22 +211,16 @@ grpc::Status NodeTrace::Record(grpc::ServerContext* context, Output* out) {
   of_peers.set_ops(request.ops());
   std::vector<std::unique_ptr<Follower>> followers;
   for (const Peer& peer : peers_) followers.push_back(std::make_unique<Follower>(peer, of_peers, &gathered));
-  std::atomic<bool> enough{false};
-  std::thread listener([&] {
-    for (v1::TraceRequest more; out->Read(&more);) {
-    }
-    enough.store(true);
-  });
+  CallersEnd end(out);
   const auto tell_ended = [&] {
     if (const v1::TraceChunk chunk = ended->Take(); chunk.streams_size() > 0) gathered.Write(chunk);
   };
-  while (!enough.load() && !stopping_.load() && !gathered.broken()) {
+  while (!end.come() && !stopping_.load() && !gathered.broken()) {
     std::this_thread::sleep_for(kLook);
     tell_ended();
   }
-  const bool wanted = enough.load() && !gathered.broken();
-  if (!enough.load()) context->TryCancel();  // the listener waits for the caller
-  listener.join();
+  const bool wanted = end.come() && !gathered.broken();
+  end.CutOff(context);
 
   for (const auto& follower : followers) follower->AskForTheRest();
   for (const auto& follower : followers) follower->End(wanted ? kSilent : std::chrono::seconds(0));

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "hearth/v1/trace.grpc.pb.h"
+#include "common/rpc/trace_service.h"
 #include "services/router/event_loop.h"
 #include "services/router/scheduler.h"
 
@@ -27,7 +27,7 @@ class NodeTrace final : public v1::Trace::Service {
   // Ends every call soon, with UNAVAILABLE. While calls run the loop must.
   void Stop() { stopping_.store(true); }
 
-  grpc::Status Record(grpc::ServerContext* context, grpc::ServerReaderWriter<v1::TraceChunk, v1::TraceRequest>* stream) override;
+  grpc::Status Record(grpc::ServerContext* context, TraceStream* stream) override;
 
  private:
   EventLoop* const loop_;
