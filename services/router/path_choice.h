@@ -22,6 +22,7 @@ struct PromptWork {
 };
 
 struct DecodeWay {
+  std::string name;  // of its kind, as its predictions are judged by
   PassCost chunk;
   int64_t chunk_tokens = 1;       // of a chunk while nothing is decoded here
   int64_t busy_chunk_tokens = 1;  // between two steps
@@ -35,6 +36,7 @@ struct DecodeWay {
 };
 
 struct PrefillWay {
+  std::string name;
   PassCost pass;
   int64_t tokens_at_once = 1;
   bool shares_passes = false;       // prompts that wait share the next pass; else they are computed one after the other

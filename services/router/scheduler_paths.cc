@@ -47,12 +47,13 @@ std::optional<DecodeWay> Scheduler::DecodeWayNow(bool idle) const {
   }
   if (best == nullptr) return std::nullopt;
   const v1::WorkerStatus& status = best->status();
-  DecodeWay way{.chunk = *costs_.CostOf(best->name()),
+  DecodeWay way{.name = costs_.WayOf(best->name()),
+                .chunk = *costs_.CostOf(best->name()),
                 .chunk_tokens = status.prompts().tokens_at_once(),
                 .busy_chunk_tokens = status.prompts().tokens_between_steps(),
                 .step_s = status.step_ms_p50() / 1e3,
-                .share = status.prompts().share(),
-                .extra_s = costs_.ExtraSeconds(costs_.WayOf(best->name()))};
+                .share = status.prompts().share()};
+  way.extra_s = costs_.ExtraSeconds(way.name);
   if (idle) return way;
   const int64_t now_ns = MonotonicNowNs();
   int64_t computing_since_ns = now_ns;
@@ -80,10 +81,11 @@ std::optional<PrefillWay> Scheduler::PrefillWayNow(const WorkerLink& link, bool 
   const std::optional<PassCost> cost = costs_.CostOf(link.name());
   if (!link.ready() || !cost.has_value()) return std::nullopt;
   const v1::WorkerStatus::Prompts& prompts = link.status().prompts();
-  PrefillWay way{.pass = *cost,
+  PrefillWay way{.name = costs_.WayOf(link.name()),
+                 .pass = *cost,
                  .tokens_at_once = prompts.tokens_at_once(),
-                 .shares_passes = prompts.path() != "chunked",
-                 .extra_s = costs_.ExtraSeconds(costs_.WayOf(link.name()))};
+                 .shares_passes = prompts.path() != "chunked"};
+  way.extra_s = costs_.ExtraSeconds(way.name);
   for (const auto& each : links_) {
     if (each->kind() == WorkerLink::Kind::kDecode && each->ready()) way.step_s = each->status().step_ms_p50() / 1e3;
   }
@@ -122,21 +124,20 @@ std::optional<PrefillWay> Scheduler::PrefillWayNow(const WorkerLink& link, bool 
 PathForecast Scheduler::Forecast(const PromptWork& prompt, bool idle) const {
   PathForecast forecast;
   forecast.to_prefill = prompt.tokens > options_.chunked_prefill_max_tokens;
-  if (prompt.tokens == 0) forecast.to_prefill = false;
   const std::optional<DecodeWay> decode = DecodeWayNow(idle);
   const double by_decode_s = decode.has_value() ? SecondsByDecode(*decode, prompt) : 0;
   std::optional<double> by_prefill_s;
-  const WorkerLink* best = nullptr;
+  std::string best;
   bool prefill_ready = false;
   for (const auto& link : links_) {
     if (link->kind() != WorkerLink::Kind::kPrefill) continue;
     prefill_ready |= link->ready();
-    const std::optional<PrefillWay> way = PrefillWayNow(*link, idle);
+    std::optional<PrefillWay> way = PrefillWayNow(*link, idle);
     if (!way.has_value()) continue;
     const double seconds = SecondsByPrefill(*way, prompt);
     if (by_prefill_s.has_value() && *by_prefill_s <= seconds) continue;
     by_prefill_s = seconds;
-    best = link.get();
+    best = std::move(way->name);
   }
   if (prompt.tokens > 0 && decode.has_value() && by_prefill_s.has_value()) {
     forecast.by_time = !options_.path_by_length;
@@ -144,14 +145,11 @@ PathForecast Scheduler::Forecast(const PromptWork& prompt, bool idle) const {
   }
   // A long prompt with no prefill worker there is decode's: Dispatch moves it.
   if (forecast.to_prefill && prefill_ready) {
-    if (best == nullptr) return forecast;
-    forecast.way = costs_.WayOf(best->name());
+    if (!by_prefill_s.has_value()) return forecast;
+    forecast.way = std::move(best);
     forecast.seconds = by_prefill_s;
   } else if (decode.has_value()) {
-    const auto link = std::find_if(links_.begin(), links_.end(), [&](const auto& l) {
-      return l->kind() == WorkerLink::Kind::kDecode && l->ready() && costs_.CostOf(l->name()).has_value();
-    });
-    forecast.way = costs_.WayOf((*link)->name());
+    forecast.way = decode->name;
     forecast.seconds = by_decode_s;
   }
   forecast.extra_s = costs_.ExtraSeconds(forecast.way);
