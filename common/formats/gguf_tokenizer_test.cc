@@ -8,6 +8,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
+#include <iostream>
 #include <memory>
 #include <nlohmann/json.hpp>
 
@@ -75,11 +76,19 @@ GgufTestWriter Small(const std::string& pre, std::vector<std::string> more, std:
 }
 
 TEST_F(GgufTokenizerTest, GivesTheIdsOfTheTokenizerJsonThatItCameFrom) {
-  const std::vector<std::pair<std::string, std::string>> sources = {{SourceDir() + "/deploy/models/fable-moe", "deepseek-v3"},
-                                                                    {SharedDir() + "/tokenizers/deepseek_v3", "deepseek-v3"},
-                                                                    {SharedDir() + "/tokenizers/qwen3", "qwen2"}};
-  const json some = ReadJson(SharedDir() + "/tokenizers/deepseek_v3/cases.json")["cases"];
-  const json others = ReadJson(SharedDir() + "/tokenizers/qwen3/cases.json")["cases"];
+  std::vector<std::pair<std::string, std::string>> sources = {{SourceDir() + "/deploy/models/fable-moe", "deepseek-v3"}};
+  std::vector<std::string> texts = {
+      "",           "A fox met 12345 crows.", "  two  spaces\n\n\nthree lines\r\n",  "na\u00efve \u4f60\u597d \U0001f98a",
+      "it's we'll", "f(x)={1.5e-3};\t//",     "<think>a</think><|end of sentence|>", "\u0651\u0627 _a_ B2b"};
+  for (const auto& [name, pre] : {std::pair{"deepseek_v3", "deepseek-v3"}, std::pair{"qwen3", "qwen2"}}) {
+    const std::string dir = SharedDir() + "/tokenizers/" + name;
+    if (!std::filesystem::exists(dir + "/cases.json")) {
+      std::cout << dir << " is not there: the bundled model's tokenizer alone is looked at\n";
+      continue;
+    }
+    sources.emplace_back(dir, pre);
+    for (const json& c : ReadJson(dir + "/cases.json")["cases"]) texts.push_back(c["text"]);
+  }
   for (const auto& [source, pre] : sources) {
     const auto original = Tokenizer::Load(source);
     ASSERT_TRUE(original.ok()) << original.status();
@@ -90,16 +99,12 @@ TEST_F(GgufTokenizerTest, GivesTheIdsOfTheTokenizerJsonThatItCameFrom) {
     EXPECT_EQ((*converted)->add_bos(), (*original)->add_bos());
     EXPECT_EQ((*converted)->chat_template(), (*original)->chat_template());
     EXPECT_EQ((*converted)->vocab_size(), (*original)->vocab_size());
-    for (const json& cases : {some, others}) {
-      ASSERT_GT(cases.size(), 10u);
-      for (const json& c : cases) {
-        const std::string text = c["text"];
-        for (const EncodeOptions& options : {EncodeOptions{true, true}, EncodeOptions{false, false}}) {
-          const auto want = (*original)->Encode(text, options), got = (*converted)->Encode(text, options);
-          ASSERT_TRUE(want.ok() && got.ok()) << text;
-          ASSERT_EQ(*got, *want) << source << ": " << text;
-          ASSERT_EQ((*converted)->Decode(*got, true), (*original)->Decode(*want, true)) << source << ": " << text;
-        }
+    for (const std::string& text : texts) {
+      for (const EncodeOptions& options : {EncodeOptions{true, true}, EncodeOptions{false, false}}) {
+        const auto want = (*original)->Encode(text, options), got = (*converted)->Encode(text, options);
+        ASSERT_TRUE(want.ok() && got.ok()) << text;
+        ASSERT_EQ(*got, *want) << source << ": " << text;
+        ASSERT_EQ((*converted)->Decode(*got, true), (*original)->Decode(*want, true)) << source << ": " << text;
       }
     }
   }
