@@ -26,11 +26,7 @@ using testing::HasSubstr;
 
 constexpr int64_t kLength = 150;
 
-std::vector<int32_t> Ids(int64_t vocab) {
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < kLength; ++i) ids.push_back(static_cast<int32_t>((i * 7919 + 13) % vocab));
-  return ids;
-}
+std::vector<int32_t> Prompt(const ModelHarness& harness) { return Ids(kLength, 13, harness.vocab()); }
 
 std::unique_ptr<ModelHarness> MakeHarness(const std::string& dir, int shards, double on_disk) {
   auto made = ModelHarness::Make(dir, {.device = {.num_threads = 2, .num_pools = shards, .parallel_work_min = 0},
@@ -40,11 +36,6 @@ std::unique_ptr<ModelHarness> MakeHarness(const std::string& dir, int shards, do
                                        .num_pages = 8});
   EXPECT_TRUE(made.ok()) << made.status();
   return made.ok() ? *std::move(made) : nullptr;
-}
-
-std::vector<uint8_t> PageBytes(ModelHarness& harness) {
-  const uint8_t* pages = harness.kv().pages();
-  return std::vector<uint8_t>(pages, pages + harness.kv().geometry().num_pages * harness.kv().geometry().page_bytes());
 }
 
 // What a prompt and some tokens behind it leave.
@@ -57,7 +48,7 @@ struct Outcome {
 Outcome Plain(ModelHarness& harness, int64_t chunk) {
   harness.Reset();
   TestStream stream = harness.NewStream(kLength + 4);
-  auto logits = harness.Feed(Form::kPrefill, stream, Ids(harness.vocab()), chunk, true);
+  auto logits = harness.Feed(Form::kPrefill, stream, Prompt(harness), chunk, true);
   EXPECT_TRUE(logits.ok()) << logits.status();
   auto decoded = harness.Feed(Form::kDecode, stream, {5, 6, 7, 8}, 1, true);
   EXPECT_TRUE(decoded.ok()) << decoded.status();
@@ -69,12 +60,7 @@ Outcome Plain(ModelHarness& harness, int64_t chunk) {
 absl::StatusOr<Outcome> Streamed(ModelHarness& harness, SlpEngine& engine, const SlpHooks& hooks = {}) {
   harness.Reset();
   TestStream stream = harness.NewStream(kLength);
-  ForwardBatch batch;
-  batch.form = Form::kPrefill;
-  batch.token_ids = Ids(harness.vocab());
-  batch.sequences = {{.first_row = 0, .num_rows = kLength, .pages = stream.pages.data()}};
-  batch.prior_hidden = {nullptr};
-  for (int32_t i = 0; i < kLength; ++i) batch.logit_rows.push_back(i);
+  const ForwardBatch batch = ModelHarness::BatchOf(Form::kPrefill, {{&stream, Prompt(harness)}}, /*all_logits=*/true);
   std::vector<float> logits(static_cast<size_t>(kLength * harness.vocab()));
   RETURN_IF_ERROR(engine.Run(harness.kv(), batch, logits.data(), hooks));
   return Outcome{std::move(logits), PageBytes(harness)};
@@ -83,7 +69,7 @@ absl::StatusOr<Outcome> Streamed(ModelHarness& harness, SlpEngine& engine, const
 Outcome PlainPrompt(ModelHarness& harness) {
   harness.Reset();
   TestStream stream = harness.NewStream(kLength);
-  auto logits = harness.Feed(Form::kPrefill, stream, Ids(harness.vocab()), kLength, true);
+  auto logits = harness.Feed(Form::kPrefill, stream, Prompt(harness), kLength, true);
   EXPECT_TRUE(logits.ok()) << logits.status();
   return {*std::move(logits), PageBytes(harness)};
 }
