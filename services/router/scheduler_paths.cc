@@ -81,10 +81,8 @@ std::optional<PrefillWay> Scheduler::PrefillWayNow(const WorkerLink& link, bool 
   const std::optional<PassCost> cost = costs_.CostOf(link.name());
   if (!link.ready() || !cost.has_value()) return std::nullopt;
   const v1::WorkerStatus::Prompts& prompts = link.status().prompts();
-  PrefillWay way{.name = costs_.WayOf(link.name()),
-                 .pass = *cost,
-                 .tokens_at_once = prompts.tokens_at_once(),
-                 .shares_passes = prompts.path() != "chunked"};
+  PrefillWay way{
+      .name = costs_.WayOf(link.name()), .pass = *cost, .tokens_at_once = prompts.tokens_at_once(), .shares_passes = prompts.path() != "chunked"};
   way.extra_s = costs_.ExtraSeconds(way.name);
   for (const auto& each : links_) {
     if (each->kind() == WorkerLink::Kind::kDecode && each->ready()) way.step_s = each->status().step_ms_p50() / 1e3;
