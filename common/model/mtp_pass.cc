@@ -46,7 +46,9 @@ absl::Status DecoderPass::Draft(float* logits) {
   std::copy(c_.batch.token_ids.begin(), c_.batch.token_ids.end(), w.token_ids.as<int32_t>());
   for (int64_t row = 0; row < m_; ++row) std::copy_n(c_.batch.prior_hidden[static_cast<size_t>(row)], hidden, w.previous.as<float>() + row * hidden);
   JoinMtpInput(*c_.weights.mtp);
+  TraceLaps laps(c_.stream.trace_track());
   Layer(c_.config.num_hidden_layers);
+  laps.Lap("layer", "layer rows", c_.config.num_hidden_layers, m_);
   KeepHidden(c_.weights.mtp->head_norm);
   Logits(c_.weights.mtp->head_norm, c_.weights.mtp->head, logits);
   return c_.stream.Synchronize();
