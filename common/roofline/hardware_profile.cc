@@ -38,6 +38,7 @@ std::vector<Key> Keys(HardwareProfile& p) {
       {"cpu", "cores", &p.cpu.cores, 1, 4096},
       {"cpu", "channels", &p.cpu.channels, 1, 64},
       {"cpu", "channel_gb_per_s", &p.cpu.channel_gb_per_s, 1e-3, kMost},
+      {"cpu", "core_gb_per_s", &p.cpu.core_gb_per_s, 1e-3, kMost},
       {"cpu", "memory_gib", &p.cpu.memory_gib, 1e-3, kMost},
       {"cpu", "cache_mib", &p.cpu.cache_mib, 0, kMost},
       {"cpu", "bf16_gflops_per_core", &p.cpu.bf16_gflops_per_core, 1e-3, kMost},

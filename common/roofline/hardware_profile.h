@@ -21,6 +21,7 @@ struct CpuProfile {
   double cache_mib = 0;  // last level: activations that fit into it cost no DRAM traffic
 
   double channel_gb_per_s = 0;      // DDR5-6400: 6.4e9 transfers of 8 bytes = 51.2
+  double core_gb_per_s = 0;         // what a core asks of DRAM, were that without limit and all others reading, too
   double bf16_gflops_per_core = 0;  // VDPBF16PS on registers
   double memory_efficiency = 0;     // share of the channels' rate that the expert kernels reach
   double compute_efficiency = 0;    // share of the cores' rate that matrix products reach
@@ -30,6 +31,8 @@ struct CpuProfile {
   double CacheBytes() const { return static_cast<double>(sockets) * cache_mib * 1048576.0; }
   // Of all sockets together, as reached.
   double BytesPerSecond() const { return static_cast<double>(sockets * channels) * channel_gb_per_s * 1e9 * memory_efficiency; }
+  // As asked for by all cores: what they get is BytesPerSecond at most.
+  double AskedBytesPerSecond() const { return static_cast<double>(sockets * cores) * core_gb_per_s * 1e9; }
   double FlopsPerSecond() const { return static_cast<double>(sockets * cores) * bf16_gflops_per_core * 1e9 * compute_efficiency; }
 };
 

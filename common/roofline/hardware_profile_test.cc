@@ -18,6 +18,7 @@ sockets = 2
 cores = 16
 channels = 4
 channel_gb_per_s = 25
+core_gb_per_s = 10
 memory_gib = 64
 cache_mib = 32
 bf16_gflops_per_core = 100
@@ -55,6 +56,7 @@ TEST(HardwareProfile, SaysWhatTheFileSays) {
   const auto profile = ParseHardwareProfile(std::string(kCpu) + kGpu, "box.toml");
   ASSERT_TRUE(profile.ok()) << profile.status();
   EXPECT_EQ(profile->cpu.BytesPerSecond(), 2 * 4 * 25e9 * 0.5);
+  EXPECT_EQ(profile->cpu.AskedBytesPerSecond(), 2 * 16 * 10e9);
   EXPECT_EQ(profile->cpu.FlopsPerSecond(), 2 * 16 * 100e9 * 0.25);
   EXPECT_EQ(profile->num_gpus, 2);
   EXPECT_EQ(profile->gpu.FlopsPerSecond(), 80e12);
@@ -114,6 +116,9 @@ TEST(OpTime, AnOpLastsAsLongAsItsBusiestResource) {
   OpCost large = cost;
   large.activation_bytes = 1e8;
   EXPECT_DOUBLE_EQ(TimeOnCpu(p->cpu, large).memory_s, 1e9 / 1e11) << "and here they don't";
+  CpuProfile few = p->cpu;
+  few.cores = 2;  // ask for 40 GB/s of the 100 that there are
+  EXPECT_DOUBLE_EQ(TimeOnCpu(few, {.flops = 0, .weight_bytes = 4e9, .activation_bytes = 0, .kv_bytes = 0}).Alone(), 5e-6 + 0.1);
   EXPECT_DOUBLE_EQ(SecondsOnLink(p->gpu, 25e9), 1.0);
 }
 

@@ -8,9 +8,11 @@ OpTime TimeOnGpu(const GpuProfile& gpu, const OpCost& cost) {
 
 OpTime TimeOnCpu(const CpuProfile& cpu, const OpCost& cost) {
   const double activations = cost.activation_bytes > cpu.CacheBytes() ? cost.activation_bytes : 0;
+  const double bytes = cost.weight_bytes + cost.kv_bytes + activations;
   return {.fixed_s = cpu.op_us * 1e-6,
           .compute_s = cost.flops / cpu.FlopsPerSecond(),
-          .memory_s = (cost.weight_bytes + cost.kv_bytes + activations) / cpu.BytesPerSecond()};
+          .memory_s = bytes / cpu.BytesPerSecond(),
+          .asking_s = bytes / cpu.AskedBytesPerSecond()};
 }
 
 double SecondsOnLink(const GpuProfile& gpu, double bytes) { return bytes / gpu.LinkBytesPerSecond(); }

@@ -14,7 +14,8 @@ struct OpTime {
   double fixed_s = 0;    // nothing is busy: launch, hand-over
   double compute_s = 0;  // tensor units, or cores
   double memory_s = 0;   // HBM, or DRAM of all sockets
-  double Alone() const { return fixed_s + std::max(compute_s, memory_s); }
+  double asking_s = 0;   // of a CPU: the cores' ways to DRAM
+  double Alone() const { return fixed_s + std::max({compute_s, memory_s, asking_s}); }
 };
 
 // On a GPU, all operands in its memory.

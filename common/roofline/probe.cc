@@ -161,6 +161,7 @@ absl::StatusOr<ProbeReport> ProbeThisMachine(int threads) {
   p.cpu.cores = std::max<int64_t>(threads / sockets, 1);
   p.cpu.channels = 1;  // of unknown number: together they reach what was measured
   p.cpu.channel_gb_per_s = read / static_cast<double>(sockets);
+  p.cpu.core_gb_per_s = report.read_gb_per_s.front().second;
   p.cpu.memory_gib = memory_bytes / static_cast<double>(sockets) / 1073741824.0;
   p.cpu.cache_mib = static_cast<double>(cache) / 1048576.0;
   p.cpu.bf16_gflops_per_core = peak / static_cast<double>(sockets * p.cpu.cores);

@@ -20,6 +20,7 @@ TEST(Probe, WritesAProfileThatIsRead) {
   ASSERT_TRUE(read.ok()) << read.status() << "\n" << text;
   EXPECT_EQ(read->num_gpus, 0);
   EXPECT_EQ(FormatHardwareProfile(*read), text);
+  EXPECT_NEAR(read->cpu.core_gb_per_s / report->read_gb_per_s.front().second, 1, 0.01) << "what one thread reads";
   // The rates that a plan calculates with are the measured ones.
   EXPECT_NEAR(read->cpu.FlopsPerSecond() * 1e-9 / report->gemm_gflops, 1, 0.01);
 }

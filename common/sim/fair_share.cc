@@ -18,30 +18,42 @@ double SecondsOf(const Claim& claim, int resource) {
 
 class Sharing {
  public:
-  Sharing(std::span<const Claim* const> claims, int num_resources) : claims_(claims), use_(static_cast<size_t>(num_resources), 0) {
+  Sharing(std::span<const Claim* const> claims, std::span<const Division> divisions)
+      : claims_(claims), divisions_(divisions), use_(divisions.size(), 0) {
     for (const Claim* claim : claims) {
-      double longest = 0;
-      for (const auto& [resource, seconds] : *claim) longest = std::max(longest, seconds);
+      double longest = 0, asked = 0;
+      for (const auto& [resource, seconds] : *claim) {
+        longest = std::max(longest, seconds);
+        if (divisions[static_cast<size_t>(resource)] == Division::kEvenly) asked = std::max(asked, seconds);
+      }
       alone_.push_back(1.0 / longest);
+      rates_.push_back(1.0 / (asked > 0 ? asked : longest));
     }
-    rates_ = alone_;
     CountUse();
   }
 
   std::vector<double> Run() {
-    // Rates only fall here, so a resource that was divided once stays within what it has.
-    while (true) {
-      const auto busiest = std::max_element(use_.begin(), use_.end());
-      if (busiest == use_.end() || *busiest <= kFull) break;
-      Divide(static_cast<int>(busiest - use_.begin()));
-      CountUse();
-    }
+    DivideAll(Division::kEvenly);
+    DivideAll(Division::kByDemand);
     // Who was held back by one resource may have left some of another to the rest.
     for (size_t i = 0; i < claims_.size(); ++i) Raise(i);
     return std::move(rates_);
   }
 
  private:
+  // Rates only fall here, so a resource that was divided once stays within what it has.
+  void DivideAll(Division division) {
+    while (true) {
+      int busiest = -1;
+      for (size_t r = 0; r < use_.size(); ++r) {
+        if (divisions_[r] == division && use_[r] > (busiest < 0 ? kFull : use_[static_cast<size_t>(busiest)])) busiest = static_cast<int>(r);
+      }
+      if (busiest < 0) return;
+      division == Division::kEvenly ? Level(busiest) : Scale(busiest);
+      CountUse();
+    }
+  }
+
   void CountUse() {
     std::fill(use_.begin(), use_.end(), 0.0);
     for (size_t i = 0; i < claims_.size(); ++i) {
@@ -50,7 +62,7 @@ class Sharing {
   }
 
   // Water-filling: everybody's use of the resource is cut at one level, at which it is just full.
-  void Divide(int resource) {
+  void Level(int resource) {
     std::vector<double> uses;
     for (size_t i = 0; i < claims_.size(); ++i) {
       if (const double seconds = SecondsOf(*claims_[i], resource); seconds > 0) uses.push_back(seconds * rates_[i]);
@@ -67,6 +79,13 @@ class Sharing {
     }
   }
 
+  void Scale(int resource) {
+    const double use = use_[static_cast<size_t>(resource)];
+    for (size_t i = 0; i < claims_.size(); ++i) {
+      if (SecondsOf(*claims_[i], resource) > 0) rates_[i] /= use;
+    }
+  }
+
   void Raise(size_t i) {
     double rise = alone_[i] - rates_[i];
     for (const auto& [resource, seconds] : *claims_[i]) {
@@ -78,12 +97,13 @@ class Sharing {
   }
 
   const std::span<const Claim* const> claims_;
+  const std::span<const Division> divisions_;
   std::vector<double> alone_, rates_;
   std::vector<double> use_;  // by resource; 1 is all of it
 };
 
 }  // namespace
 
-std::vector<double> FairRates(std::span<const Claim* const> claims, int num_resources) { return Sharing(claims, num_resources).Run(); }
+std::vector<double> FairRates(std::span<const Claim* const> claims, std::span<const Division> divisions) { return Sharing(claims, divisions).Run(); }
 
 }  // namespace hearth

@@ -1,5 +1,6 @@
 #include "common/sim/sim_device.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -157,14 +158,22 @@ SimShared::SimShared(const HardwareProfile& profile, const SimOptions& with)
       options(with),
       engine(with.record),
       gate(with.seed, with.routing_skew),
-      dram(engine.AddResource("dram")),
+      dram(engine.AddResource("dram", Division::kByDemand)),
       cores(engine.AddResource("cores")),
+      core_reads(engine.AddResource("core reads")),
       expert_track(engine.AddTrack("cpu", "experts")) {}
 
 std::vector<ResourceUse> SimWorld::UsesSince(const std::vector<ResourceUse>& before, int parts) const {
   std::vector<ResourceUse> since = uses();
   for (size_t i = 0; i < since.size(); ++i) since[i].busy_seconds = (since[i].busy_seconds - before[i].busy_seconds) / parts;
   return since;
+}
+
+void SimWorld::StayOnOneCpu() {
+  cpu_set_t here;
+  CPU_ZERO(&here);
+  CPU_SET(sched_getcpu(), &here);
+  sched_setaffinity(0, sizeof(here), &here);  // refused: costs speed only
 }
 
 std::unique_ptr<Device> MakeSimDevice(std::shared_ptr<SimShared> world, int64_t gpu) { return std::make_unique<SimDevice>(std::move(world), gpu); }

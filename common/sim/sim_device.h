@@ -20,8 +20,8 @@ struct SimShared {
   SimOptions options;
   SimEngine engine;
   SeededGate gate;
-  int dram, cores;   // resources
-  int expert_track;  // of the timeline: what the CPU does for the GPUs
+  int dram, cores, core_reads;  // resources
+  int expert_track;             // of the timeline: what the CPU does for the GPUs
 
   SimShared(const HardwareProfile& profile, const SimOptions& with);
 };

@@ -19,8 +19,9 @@ SimEngine::~SimEngine() {
   for (ActorState& actor : actors_) HEARTH_CHECK(!actor.thread.joinable() && "an actor outlives its engine");
 }
 
-int SimEngine::AddResource(std::string name) {
+int SimEngine::AddResource(std::string name, Division division) {
   resources_.push_back({.name = std::move(name)});
+  divisions_.push_back(division);
   return static_cast<int>(resources_.size()) - 1;
 }
 
@@ -116,7 +117,7 @@ void SimEngine::Share() {
     claims.push_back(&PhaseOf(running).claim);
     sharing.push_back(&running);
   }
-  const std::vector<double> rates = FairRates(claims, num_resources());
+  const std::vector<double> rates = FairRates(claims, divisions_);
   for (size_t i = 0; i < sharing.size(); ++i) {
     sharing[i]->rate = rates[i];
     sharing[i]->ends_ns = now_ns_ + static_cast<int64_t>(std::ceil(std::max(sharing[i]->left, 0.0) / rates[i] * 1e9 - kRounding));
@@ -157,8 +158,21 @@ void SimEngine::AdvanceTo(int64_t ns) {
   Settle();
 }
 
-void SimEngine::Sleep(std::function<bool()> ready, int64_t deadline_ns, std::string waits_for) {
+void SimEngine::Turn::Pass() {
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    passed_ = true;
+  }
+  wake_.notify_one();  // unlocked: who wakes need not wait again
+}
+
+void SimEngine::Turn::Await() {
   std::unique_lock<std::mutex> lock(mutex_);
+  wake_.wait(lock, [this] { return passed_; });
+  passed_ = false;
+}
+
+void SimEngine::Sleep(std::function<bool()> ready, int64_t deadline_ns, std::string waits_for) {
   const int me = current_;
   ActorState& actor = actors_[static_cast<size_t>(me)];
   actor.ready = std::move(ready);
@@ -166,8 +180,8 @@ void SimEngine::Sleep(std::function<bool()> ready, int64_t deadline_ns, std::str
   actor.waits_for = std::move(waits_for);
   PassBaton();
   if (current_ != me) {
-    actors_[static_cast<size_t>(current_)].turn.notify_one();
-    actor.turn.wait(lock, [&] { return current_ == me; });
+    actors_[static_cast<size_t>(current_)].turn.Pass();
+    actor.turn.Await();
   }
   actor.ready = nullptr;
 }
@@ -213,19 +227,14 @@ int SimEngine::AddActor(std::string name) {
 }
 
 int SimEngine::Spawn(const std::string& name, std::function<void()> body) {
-  std::lock_guard<std::mutex> lock(mutex_);
   const int id = AddActor(name);
-  actors_[static_cast<size_t>(id)].thread = std::thread([this, id, body = std::move(body)] {
-    {
-      std::unique_lock<std::mutex> wait(mutex_);
-      ActorState& self = actors_[static_cast<size_t>(id)];
-      self.turn.wait(wait, [&] { return current_ == id; });
-    }
+  ActorState& self = actors_.back();  // stays where it is
+  self.thread = std::thread([this, &self, body = std::move(body)] {
+    self.turn.Await();
     body();
-    std::lock_guard<std::mutex> end(mutex_);
-    actors_[static_cast<size_t>(id)].ended = true;
+    self.ended = true;
     PassBaton();
-    actors_[static_cast<size_t>(current_)].turn.notify_one();
+    actors_[static_cast<size_t>(current_)].turn.Pass();
   });
   return id;
 }

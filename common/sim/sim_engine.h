@@ -49,7 +49,7 @@ class SimEngine {
   ~SimEngine();
 
   int64_t now_ns() const { return now_ns_; }
-  int AddResource(std::string name);
+  int AddResource(std::string name, Division division = Division::kEvenly);
   // Seconds that the resource was busy so far, weighted by how much of it.
   double busy_seconds(int resource) const { return resources_[static_cast<size_t>(resource)].busy_s; }
   const std::string& resource_name(int resource) const { return resources_[static_cast<size_t>(resource)].name; }
@@ -96,13 +96,24 @@ class SimEngine {
     std::deque<Item> items;
     bool running = false;
   };
+  // Of an actor: it rests until another one passes it the baton.
+  class Turn {
+   public:
+    void Pass();
+    void Await();
+
+   private:
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    bool passed_ = false;
+  };
   struct ActorState {
     std::string name;
     std::function<bool()> ready;
     int64_t wake_ns = 0;
     std::string waits_for;
     bool ended = false;
-    std::condition_variable turn;
+    Turn turn;
     std::thread thread;
   };
 
@@ -121,12 +132,12 @@ class SimEngine {
   const bool record_;
   Timeline timeline_;
   std::vector<Resource> resources_;
+  std::vector<Division> divisions_;  // by resource
   std::deque<StreamState> streams_;
   std::vector<Running> running_;  // in the order of their starts
   int64_t now_ns_ = 0;
 
-  std::mutex mutex_;  // held while the baton changes hands
-  std::deque<ActorState> actors_;
+  std::deque<ActorState> actors_;  // whoever has the baton has all of this
   int current_ = 0;
 };
 

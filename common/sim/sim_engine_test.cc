@@ -60,6 +60,17 @@ TEST(SimEngine, ExpertsAndCopyShareDram) {
   EXPECT_EQ(EndOf(engine, copy), 8 * kMs);
 }
 
+TEST(SimEngine, AResourceDividedByDemandSlowsAllAlike) {
+  // Cores ask for 1.5 times what DRAM has, the copy's link for a half of it: both get half of what they ask for.
+  SimEngine engine(false);
+  const int dram = engine.AddResource("dram", Division::kByDemand), link = engine.AddResource("link"), cores = engine.AddResource("cores");
+  const int cpu = engine.AddStream("cpu", "experts"), copy = engine.AddStream("gpu", "copy");
+  engine.Enqueue(cpu, {.name = "experts", .detail = "", .phases = {{.claim = {{dram, 3e-3}, {cores, 2e-3}}}}}, 0);
+  engine.Enqueue(copy, {.name = "copy", .detail = "", .phases = {{.claim = {{link, 4e-3}, {dram, 2e-3}}}}}, 0);
+  EXPECT_EQ(EndOf(engine, cpu), 4 * kMs);
+  EXPECT_EQ(EndOf(engine, copy), 6 * kMs) << "half of it by then, the rest at its link's rate";
+}
+
 TEST(SimEngine, AMarkHoldsAnotherStream) {
   SimEngine engine(true);
   const int x = engine.AddResource("x"), y = engine.AddResource("y");

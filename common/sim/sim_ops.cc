@@ -65,11 +65,7 @@ void SimStream::AwaitExperts() {
 }
 
 SimOps::SimOps(std::shared_ptr<SimShared> world, int64_t gpu) : world_(std::move(world)), gpu_(gpu) {
-  if (!on_gpu()) {
-    compute_ = world_->cores;
-    memory_ = world_->dram;
-    return;
-  }
+  if (!on_gpu()) return;
   const std::string name = absl::StrCat("gpu ", gpu);
   compute_ = world_->engine.AddResource(name + " compute");
   memory_ = world_->engine.AddResource(name + " memory");
@@ -80,8 +76,15 @@ SimOps::SimOps(std::shared_ptr<SimShared> world, int64_t gpu) : world_(std::move
 int64_t SimOps::enqueue_ns() const { return on_gpu() ? Nanoseconds(world_->hardware.gpu.enqueue_us * 1e-6) : 0; }
 
 SimPhase SimOps::Compute(const OpCost& cost) const {
-  const OpTime time = on_gpu() ? TimeOnGpu(world_->hardware.gpu, cost) : TimeOnCpu(world_->hardware.cpu, cost);
+  if (!on_gpu()) return ComputeOnCpu(cost);
+  const OpTime time = TimeOnGpu(world_->hardware.gpu, cost);
   return {.fixed_ns = Nanoseconds(time.fixed_s), .claim = ClaimOf({{compute_, time.compute_s}, {memory_, time.memory_s}})};
+}
+
+SimPhase SimOps::ComputeOnCpu(const OpCost& cost) const {
+  const OpTime time = TimeOnCpu(world_->hardware.cpu, cost);
+  return {.fixed_ns = Nanoseconds(time.fixed_s),
+          .claim = ClaimOf({{world_->cores, time.compute_s}, {world_->dram, time.memory_s}, {world_->core_reads, time.asking_s}})};
 }
 
 SimPhase SimOps::Copy(double bytes, bool to_device) const {
@@ -137,23 +140,31 @@ void SimOps::Gate(Stream& s, const GateArgs& a) {
   Put(s, LabelOf(a), CostOf(a), {a.x});
 }
 
+std::vector<SimPhase> SimOps::ExpertPhases(const ExpertsArgs& a) const {
+  if (a.form != Form::kDecode || world_->options.experts_shared) {
+    return {ComputeOnCpu(CostOfExperts(a, static_cast<double>(CountDistinct(a.ids, a.m * a.top_k))))};
+  }
+  ExpertsArgs row = a;
+  row.m = 1;
+  return std::vector<SimPhase>(static_cast<size_t>(a.m), ComputeOnCpu(CostOfExperts(row, static_cast<double>(a.top_k))));
+}
+
 void SimOps::Experts(Stream& stream, const ExpertsArgs& a) {
   SimStream& s = static_cast<SimStream&>(stream);
-  const int64_t distinct = CountDistinct(a.ids, a.m * a.top_k);
-  const OpCost cost = CostOfExperts(a, static_cast<double>(distinct));
   const OpLabel label = LabelOf(a);
-  const std::string woken = absl::StrCat(" distinct=", distinct, " of ", a.num_experts);
-  if (!on_gpu()) return Put(s, label, cost, {a.x, a.out}, woken);
-  const OpTime time = TimeOnCpu(world_->hardware.cpu, cost);
-  const SimPhase on_cpu = {.fixed_ns = Nanoseconds(time.fixed_s),
-                           .claim = ClaimOf({{world_->cores, time.compute_s}, {world_->dram, time.memory_s}}),
-                           .track = world_->expert_track};
+  SimOp op{.name = label.name,
+           .detail = absl::StrCat(DetailText(label.keys, label.values), " distinct=", CountDistinct(a.ids, a.m * a.top_k), " of ", a.num_experts),
+           .phases = ExpertPhases(a)};
+  if (!on_gpu()) {
+    s.AwaitIfNamed({a.x, a.out});
+    world_->engine.Enqueue(s.id(), std::move(op), enqueue_ns());
+    return;
+  }
+  for (SimPhase& phase : op.phases) phase.track = world_->expert_track;
   const double rows = static_cast<double>(a.m), hidden = static_cast<double>(a.hidden);
-  s.EnqueueBeside(
-      {.name = label.name,
-       .detail = DetailText(label.keys, label.values) + woken,
-       .phases = {Copy(rows * (hidden * a.terms * 2 + 8.0 * static_cast<double>(a.top_k)), false), on_cpu, Copy(rows * hidden * 4, true)}},
-      a.out, static_cast<uint64_t>(a.m * a.hidden) * sizeof(float), enqueue_ns());
+  op.phases.insert(op.phases.begin(), Copy(rows * (hidden * a.terms * 2 + 8.0 * static_cast<double>(a.top_k)), false));
+  op.phases.push_back(Copy(rows * hidden * 4, true));
+  s.EnqueueBeside(std::move(op), a.out, static_cast<uint64_t>(a.m * a.hidden) * sizeof(float), enqueue_ns());
 }
 
 void SimOps::ExpertRows(Stream& s, const ExpertRowsArgs& a) { Put(s, LabelOf(a), CostOf(a), {a.x, a.sum}); }

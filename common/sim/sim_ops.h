@@ -7,6 +7,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "common/device/op_cost.h"
 #include "common/device/op_label.h"
@@ -87,14 +88,15 @@ class SimOps : public Ops {
   // Of as many bytes as the label's first value says.
   void PutCopy(Stream& stream, const OpLabel& label, bool to_device);
   SimPhase Compute(const OpCost& cost) const;
+  SimPhase ComputeOnCpu(const OpCost& cost) const;
+  std::vector<SimPhase> ExpertPhases(const ExpertsArgs& a) const;
   SimPhase Copy(double bytes, bool to_device) const;
   int64_t enqueue_ns() const;
   bool on_gpu() const { return gpu_ >= 0; }
 
   const std::shared_ptr<SimShared> world_;
   const int64_t gpu_;
-  int compute_ = 0, memory_ = 0;    // resources: a GPU's own, or cores and DRAM
-  int link_in_ = 0, link_out_ = 0;  // of a GPU
+  int compute_ = 0, memory_ = 0, link_in_ = 0, link_out_ = 0;  // a GPU's resources
 };
 
 }  // namespace hearth

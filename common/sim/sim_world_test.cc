@@ -77,6 +77,34 @@ TEST(SimWorld, ExpertsReadTheOnesThatWereChosenFromDram) {
   EXPECT_NEAR(static_cast<double>(Synchronized(*world, *stream)), bytes / 100e9 * 1e9, 2);
 }
 
+TEST(SimWorld, ExpertsThatAreNotSharedAreReadByEachRow) {
+  const auto world = SimWorld::Make(RoundMachine(), {.experts_shared = false});
+  const auto stream = world->cpu().MakeStream("s");
+  SmallExperts experts;
+  world->cpu().ops().Experts(*stream, experts.Args());
+  const double a_row = 2 * 3 * 1024 * 1024 * 2 + 1024 * (2 + 4) + 8 * 2;
+  const int64_t decode_ns = Synchronized(*world, *stream);
+  EXPECT_NEAR(static_cast<double>(decode_ns), 2 * a_row / 100e9 * 1e9, 2);
+  // A prompt's rows read them together all the same.
+  ExpertsArgs prompt = experts.Args();
+  prompt.form = Form::kPrefill;
+  world->cpu().ops().Experts(*stream, prompt);
+  EXPECT_NEAR(static_cast<double>(Synchronized(*world, *stream) - decode_ns), (a_row + 1024 * 6 + 16) / 100e9 * 1e9, 2);
+}
+
+TEST(SimWorld, ACopyBesideExpertsWaitsInTheirQueue) {
+  // Cores ask for 200 GB/s and the link for 10, of DRAM's 100: each gets 100 / 210 of that. Afterwards the copy has its link.
+  const auto world = SimWorld::Make(RoundMachine(), {});
+  const auto cpu = world->cpu().MakeStream("cpu"), copy = world->gpu(0).MakeStream("copy");
+  SmallExperts experts;
+  world->cpu().ops().Experts(*cpu, experts.Args());
+  world->gpu(0).ops().ToDevice(*copy, {.bytes = 1'000'000});  // 0.1 ms alone
+  const double expert_bytes = 2 * 3 * 1024 * 1024 * 2 + 2 * 1024 * (2 + 4) + 8 * 4;
+  const double experts_ns = expert_bytes / (200e9 * 100 / 210) * 1e9;
+  EXPECT_NEAR(static_cast<double>(Synchronized(*world, *cpu)), experts_ns, 2);
+  EXPECT_NEAR(static_cast<double>(Synchronized(*world, *copy)), experts_ns + 1e5 - experts_ns * 100 / 210, 2);
+}
+
 TEST(SimWorld, OnAGpuExpertsRunBesideTheStreamUntilTheirOutputIsNamed) {
   const auto world = SimWorld::Make(RoundMachine(), {});
   Device& gpu = world->gpu(0);

@@ -19,6 +19,7 @@ HardwareProfile SomeMachine() {
                  .memory_gib = 1 << 20,  // no model is too large for it
                  .cache_mib = 64,
                  .channel_gb_per_s = 38.4,
+                 .core_gb_per_s = 15,
                  .bf16_gflops_per_core = 200,
                  .memory_efficiency = 0.7,
                  .compute_efficiency = 0.5,

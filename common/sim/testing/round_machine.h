@@ -10,6 +10,7 @@ namespace hearth {
 inline HardwareProfile RoundMachine() {
   HardwareProfile p{.name = "round"};
   p.cpu = {.name = "cpu", .sockets = 2, .cores = 10, .channels = 5, .memory_gib = 100, .cache_mib = 0, .channel_gb_per_s = 10};
+  p.cpu.core_gb_per_s = 10;
   p.cpu.bf16_gflops_per_core = 50;
   p.cpu.memory_efficiency = p.cpu.compute_efficiency = 1;
   p.num_gpus = 2;
