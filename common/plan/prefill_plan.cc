@@ -39,7 +39,8 @@ absl::StatusOr<std::unique_ptr<PrefillPlan>> PrefillPlan::Make(const PlannedMode
     const GpuProfile& gpu = plan->world_->hardware().gpu;
     const int64_t terms = plan->world_->gpu(0).caps().activation_terms;
     const ExchangeLink link{.bytes_per_s = gpu.LinkBytesPerSecond(), .latency_s = 2 * gpu.link_us * 1e-6};
-    plan->exchange_ = options.exchange.value_or(ChooseExchange(ExchangeOfModel(model.config, ranks, options.max_prompt, terms), link));
+    plan->exchange_shape_ = ExchangeOfModel(model.config, ranks, options.max_prompt, terms);
+    plan->exchange_ = options.exchange.value_or(ChooseExchange(plan->exchange_shape_, link));
   }
   const int64_t gpus = plan->world_->num_gpus();
   for (int64_t i = 0; i < ranks; ++i) {

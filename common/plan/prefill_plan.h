@@ -50,6 +50,8 @@ class PrefillPlan {
   int64_t chunk_rows() const { return chunk_rows_; }
   // Of a shared path.
   ExpertExchange exchange() const { return exchange_; }
+  // For prompts of the longest.
+  const ExchangeShape& exchange_shape() const { return exchange_shape_; }
   uint64_t device_bytes() const { return ranks_.front().device->memory().peak_bytes; }
   const SimWorld& world() const { return *world_; }
 
@@ -75,6 +77,7 @@ class PrefillPlan {
   std::unique_ptr<Model::Workspace> workspace_;
   int64_t chunk_rows_ = 0;
   ExpertExchange exchange_ = ExpertExchange::kSmallEp;
+  ExchangeShape exchange_shape_;
 };
 
 }  // namespace hearth

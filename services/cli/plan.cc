@@ -142,6 +142,7 @@ absl::Status PlanPrompts(const PlanFlags& flags, PlanReport& report) {
                                                {.chunk_rows = flags.chunk_rows, .max_prompt = max_prompt}));
     report.sharing_gpus = shared->ranks();
     report.exchange = shared->exchange();
+    report.exchange_shape = shared->exchange_shape();
   }
   constexpr int64_t kChunkBetweenSteps = 512;  // what a decode worker computes of a prompt between two steps
   ASSIGN_OR_RETURN(const std::unique_ptr<PrefillPlan> chunked,
@@ -160,6 +161,23 @@ absl::Status PlanPrompts(const PlanFlags& flags, PlanReport& report) {
   return absl::OkStatus();
 }
 
+// Prompts beside decoding streams: one that waits for the link, one that waits for the GPU's arithmetic.
+absl::Status PlanBesides(const PlanFlags& flags, int64_t longest, PlanReport& report) {
+  constexpr int64_t kPrompts[] = {16384, 32768}, kStreams[] = {1, 2}, kContext = 4096;
+  if (report.profile.num_gpus < 2 || report.pass_rows == 0 || kPrompts[1] > longest) return absl::OkStatus();
+  ASSIGN_OR_RETURN(
+      const std::unique_ptr<TogetherPlan> plan,
+      TogetherPlan::Make(report.planned, SimWorld::Make(report.profile, flags.sim),
+                         {.chunk_rows = flags.chunk_rows, .max_prompt = kPrompts[1], .max_streams = kStreams[1], .max_context = kContext}));
+  for (const int64_t prompt : kPrompts) {
+    for (const int64_t streams : kStreams) {
+      ASSIGN_OR_RETURN(const TogetherPoint point, plan->Run(prompt, streams, kContext));
+      report.together.push_back(point);
+    }
+  }
+  return absl::OkStatus();
+}
+
 // Lengths that the model takes; instead of longer ones, once, the longest of them.
 void CutTo(int64_t longest, std::string_view option, std::vector<int64_t>& lengths, std::vector<std::string>& notes) {
   std::vector<int64_t> fitting, longer;
@@ -171,12 +189,22 @@ void CutTo(int64_t longest, std::string_view option, std::vector<int64_t>& lengt
   lengths = std::move(fitting);
 }
 
+// Of the machine, but for one that is of the engine.
+absl::Status ApplyChange(std::string_view change, SimOptions& sim, HardwareProfile& profile) {
+  if (change == "expert_sharing=on" || change == "expert_sharing=off") {
+    sim.experts_shared = change.ends_with("on");
+    return absl::OkStatus();
+  }
+  const absl::Status changed = ApplyWhatIf(change, profile);
+  return changed.ok() ? changed : absl::Status(changed.code(), absl::StrCat(changed.message(), "; of the engine: expert_sharing=on|off"));
+}
+
 absl::StatusOr<PlanReport> MakeReport(PlanFlags& flags) {
   PlanReport report{.model = flags.model};
   ASSIGN_OR_RETURN(report.profile, FindHardware(flags.hardware));
   report.hardware = report.profile.name;
   for (const std::string& change : flags.what_if) {
-    RETURN_IF_ERROR(ApplyWhatIf(change, report.profile));
+    RETURN_IF_ERROR(ApplyChange(change, flags.sim, report.profile));
     report.hardware += ", " + change;
   }
   ASSIGN_OR_RETURN(const ModelTexts texts, FindModel(flags.model));
@@ -197,11 +225,7 @@ absl::StatusOr<PlanReport> MakeReport(PlanFlags& flags) {
   }
   RETURN_IF_ERROR(PlanDecode(flags, report));
   RETURN_IF_ERROR(PlanPrompts(flags, report));
-  constexpr int64_t kTogetherPrompt = 32768, kTogetherStreams = 2, kTogetherContext = 4096;
-  if (report.profile.num_gpus >= 2 && report.pass_rows > 0 && kTogetherPrompt <= longest) {
-    ASSIGN_OR_RETURN(report.together,
-                     PlanTogether(report.planned, report.profile, flags.sim, flags.chunk_rows, kTogetherPrompt, kTogetherStreams, kTogetherContext));
-  }
+  RETURN_IF_ERROR(PlanBesides(flags, longest, report));
   return report;
 }
 
@@ -244,7 +268,9 @@ void AddPlan(CLI::App& app, int& exit_code) {
   auto flags = std::make_shared<PlanFlags>();
   command->add_option("--model", flags->model, "a shipped configuration, a config.json, or a model's path")->required();
   command->add_option("--hardware", flags->hardware, "a shipped machine, or a profile file")->required();
-  command->add_option("--what-if", flags->what_if, "changes: gpus=N pcie=3|4|5 vram=N (GiB) sockets=N channels=N cores=N");
+  command->add_option(
+      "--what-if", flags->what_if,
+      "changes: gpus=N pcie=3|4|5 vram=N (GiB) sockets=N channels=N cores=N expert_sharing=off (each row of a decode step reads its own experts)");
   command->add_option("--context", flags->contexts, "tokens behind each stream; instead of longer ones than the model takes, the most that it takes")
       ->check(CLI::Range(int64_t{1}, int64_t{1} << 24))
       ->capture_default_str();
@@ -272,7 +298,10 @@ void AddPlan(CLI::App& app, int& exit_code) {
                    "what --timeline and --svg show: a decode step (first --batch and --context), or a streamed prompt (first --prompt)")
       ->check(CLI::IsMember({"decode", "prompt"}))
       ->capture_default_str();
-  command->callback([=, &exit_code] { exit_code = Plan(*flags); });
+  command->callback([=, &exit_code] {
+    SimWorld::StayOnOneCpu();
+    exit_code = Plan(*flags);
+  });
 }
 
 }  // namespace hearth

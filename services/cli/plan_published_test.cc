@@ -14,6 +14,11 @@
 namespace hearth {
 namespace {
 
+class PlanPublished : public ::testing::Test {
+ protected:
+  static void SetUpTestSuite() { SimWorld::StayOnOneCpu(); }
+};
+
 std::string Shipped(std::span<const ShippedFile> files, std::string_view name) {
   const auto file = std::find_if(files.begin(), files.end(), [&](const ShippedFile& f) { return f.name == name; });
   return file == files.end() ? "" : std::string(file->text);
@@ -49,18 +54,71 @@ double TokensPerSecond(DecodePlan& plan, int64_t batch, int64_t context) {
   return point->tokens_per_s();
 }
 
-TEST(PlanPublished, DeepSeekDecodesWithinFifteenPercent) {
+// Layer 20's experts, from the copy to the CPU to the copy back, and what the GPU does from there to layer 21's.
+struct Windows {
+  double experts_us = 0;
+  double gpu_us = 0;
+};
+
+// Of the first step of one stream.
+Windows WindowsOf(DecodePlan& recorded) {
+  EXPECT_TRUE(recorded.Run(1, 1024, StepOrder::kJoint).ok());
+  std::map<int, std::pair<int64_t, int64_t>> experts;  // by layer: begin, end
+  for (const TimelineSpan& span : recorded.world().timeline().spans()) {
+    if (span.name != "experts") continue;
+    const int layer = std::atoi(span.detail.c_str() + std::string("layer=").size());
+    if (experts.contains(60) && layer < 60) break;
+    const auto [at, added] = experts.emplace(layer, std::pair(span.begin_ns, span.end_ns));
+    if (!added) at->second.second = span.end_ns;
+  }
+  const auto microseconds = [](int64_t ns) { return static_cast<double>(ns) * 1e-3; };
+  return {.experts_us = microseconds(experts[20].second - experts[20].first), .gpu_us = microseconds(experts[21].first - experts[20].second)};
+}
+
+// Of so many streams' tokens over one stream's.
+const std::map<int64_t, double> kGains = {{2, 1.56}, {4, 1.58}, {6, 1.61}};
+
+TEST_F(PlanPublished, DeepSeekDecodesWithinFifteenPercent) {
   const std::unique_ptr<DecodePlan> plan = Decoding("deepseek-r1");
   EXPECT_NEAR(TokensPerSecond(*plan, 1, 1024) / 21.5, 1, 0.15);
   EXPECT_NEAR(TokensPerSecond(*plan, 1, 32768) / 20.0, 1, 0.15);
   EXPECT_NEAR(TokensPerSecond(*plan, 2, 1024) / 33.6, 1, 0.15);
   EXPECT_NEAR(TokensPerSecond(*plan, 2, 32768) / 31.1, 1, 0.15);
-  EXPECT_NEAR(TokensPerSecond(*plan, 4, 1024) / (1.58 * 21.5), 1, 0.15);
-  // The one that is further off: docs/simulation.md says what may be behind it.
-  EXPECT_NEAR(TokensPerSecond(*plan, 6, 1024) / (1.61 * 21.5), 1, 0.20);
 }
 
-TEST(PlanPublished, KimiDecodesWithinFifteenPercent) {
+// Steps of 2, 4 and 6 streams take 513, 1015 and 1494 us for each half of a layer: its engine reads a token's experts for that token alone.
+TEST_F(PlanPublished, MoreStreamsGainAsPublishedWhereTokensShareNoExperts) {
+  const std::unique_ptr<DecodePlan> shared = Decoding("deepseek-r1"), alone = Decoding("deepseek-r1", {.experts_shared = false});
+  const double one = TokensPerSecond(*alone, 1, 1024);
+  EXPECT_DOUBLE_EQ(one, TokensPerSecond(*shared, 1, 1024)) << "nothing to share";
+  for (const auto& [streams, gain] : kGains) {
+    const double speed = TokensPerSecond(*alone, streams, 1024);
+    EXPECT_NEAR(speed / (gain * 21.5), 1, 0.15) << streams;
+    EXPECT_LT(speed, TokensPerSecond(*shared, streams, 1024) * 1.001) << streams;
+  }
+}
+
+// Calibrated from the step of one stream in place of the GPU's window, the gains are those published, and the window is what follows.
+TEST_F(PlanPublished, CalibratedFromAWholeStepAllIsWithinFifteenPercent) {
+  HardwareProfile machine = Machine();
+  machine.gpu.op_us = 13.0;
+  const auto decoding = [&](std::string_view model, const SimOptions& options) {
+    auto plan = DecodePlan::Make(Planned(model), SimWorld::Make(machine, options), 6, 131000);
+    EXPECT_TRUE(plan.ok()) << plan.status();
+    return *std::move(plan);
+  };
+  const std::unique_ptr<DecodePlan> plan = decoding("deepseek-r1", {.experts_shared = false});
+  const double one = TokensPerSecond(*plan, 1, 1024);
+  EXPECT_NEAR(one, 21.5, 0.1);
+  EXPECT_NEAR(TokensPerSecond(*plan, 1, 32768) / 20.0, 1, 0.15);
+  EXPECT_NEAR(TokensPerSecond(*plan, 2, 32768) / 31.1, 1, 0.15);
+  for (const auto& [streams, gain] : kGains) EXPECT_NEAR(TokensPerSecond(*plan, streams, 1024) / one / gain, 1, 0.15) << streams;
+  EXPECT_NEAR(TokensPerSecond(*decoding("kimi-k2", {}), 1, 1024) / 22.4, 1, 0.15);
+  const std::unique_ptr<DecodePlan> recorded = decoding("deepseek-r1", {.record = true});
+  EXPECT_NEAR(WindowsOf(*recorded).gpu_us / 350, 1, 0.15);
+}
+
+TEST_F(PlanPublished, KimiDecodesWithinFifteenPercent) {
   const std::unique_ptr<DecodePlan> plan = Decoding("kimi-k2");
   EXPECT_NEAR(TokensPerSecond(*plan, 1, 1024) / 22.4, 1, 0.15);
 }
@@ -72,7 +130,7 @@ std::unique_ptr<PrefillPlan> Prefilling(PrefillPath path, int64_t chunk_rows, in
   return *std::move(plan);
 }
 
-TEST(PlanPublished, PromptsTakeAsLongAsPublished) {
+TEST_F(PlanPublished, PromptsTakeAsLongAsPublished) {
   const auto streamed = Prefilling(PrefillPath::kStreamed, 0, 32768);
   EXPECT_EQ(streamed->chunk_rows(), 8192);
   const auto longest = streamed->Run(32768);
@@ -99,7 +157,7 @@ std::unique_ptr<PrefillPlan> Sharing(int64_t max_prompt, std::optional<ExpertExc
   return *std::move(plan);
 }
 
-TEST(PlanPublished, TwoGpusShareAPromptAsPublished) {
+TEST_F(PlanPublished, TwoGpusShareAPromptAsPublished) {
   const auto shared = Sharing(46080), alone = Prefilling(PrefillPath::kStreamed, 0, 20480);
   EXPECT_EQ(shared->ranks(), 2);
   EXPECT_EQ(shared->exchange(), ExpertExchange::kSmallEp) << "eight experts a row, two ranks";
@@ -118,17 +176,33 @@ TEST(PlanPublished, TwoGpusShareAPromptAsPublished) {
             absl::StatusCode::kFailedPrecondition);
 }
 
-TEST(PlanPublished, DecodeGoesOnBesideAPrompt) {
-  const auto point = PlanTogether(Planned("deepseek-r1"), Machine(), {}, 8192, 16384, 2, 4096);
-  ASSERT_TRUE(point.ok()) << point.status();
-  EXPECT_GT(point->step_beside_ms, point->step_alone_ms);
-  EXPECT_LT(point->step_beside_max_ms, 1.2 * point->step_alone_ms);
-  EXPECT_GE(point->prefill_beside_s, point->prefill_alone_s * 0.99);
-  EXPECT_EQ(PlanTogether(Planned("deepseek-r1"), OneGpu(), {}, 8192, 16384, 2, 4096).status().code(), absl::StatusCode::kFailedPrecondition);
+// Published without the prompt's length: beside one stream its time is stable, beside two it is 18% longer.
+TEST_F(PlanPublished, DecodeGoesOnBesideAPrompt) {
+  const auto plan = TogetherPlan::Make(Planned("deepseek-r1"), SimWorld::Make(Machine(), {}),
+                                       {.chunk_rows = 8192, .max_prompt = 24576, .max_streams = 2, .max_context = 4096});
+  ASSERT_TRUE(plan.ok()) << plan.status();
+  std::map<std::pair<int64_t, int64_t>, double> more;  // by prompt and streams
+  for (const int64_t prompt : {20480, 22528, 24576}) {
+    for (const int64_t streams : {1, 2}) {
+      const auto point = (*plan)->Run(prompt, streams, 4096);
+      ASSERT_TRUE(point.ok()) << point.status();
+      more[{prompt, streams}] = point->prefill_more();
+      EXPECT_GT(point->step_more(), 0);
+      EXPECT_LT(point->slowest_step_more(), 0.15);
+    }
+  }
+  EXPECT_GT((more[{20480, 2}]), 0.18);
+  EXPECT_LT((more[{24576, 2}]), 0.18);
+  EXPECT_NEAR((more[{22528, 2}]), 0.18, 0.15);
+  for (const int64_t prompt : {20480, 22528, 24576}) EXPECT_NEAR((more[{prompt, 1}]), 0, 0.06) << prompt;
+  EXPECT_EQ(TogetherPlan::Make(Planned("deepseek-r1"), SimWorld::Make(OneGpu(), {}), {.max_prompt = 64, .max_streams = 1, .max_context = 64})
+                .status()
+                .code(),
+            absl::StatusCode::kFailedPrecondition);
 }
 
 // Three actors, two rings, 15 thousand copies: the same to the byte, and another seed is another run.
-TEST(PlanPublished, AStreamedPromptIsTheSameTimelineEachTime) {
+TEST_F(PlanPublished, AStreamedPromptIsTheSameTimelineEachTime) {
   const auto timeline = [](uint64_t seed) {
     const auto plan = Prefilling(PrefillPath::kStreamed, 100, 300, {.seed = seed, .record = true});
     EXPECT_TRUE(plan->Run(300).ok());
@@ -140,20 +214,11 @@ TEST(PlanPublished, AStreamedPromptIsTheSameTimelineEachTime) {
   EXPECT_FALSE(timeline(2) == first);
 }
 
-TEST(PlanPublished, TheCalibratedWindowsAreThePublishedOnes) {
+TEST_F(PlanPublished, TheCalibratedWindowsAreThePublishedOnes) {
   const std::unique_ptr<DecodePlan> plan = Decoding("deepseek-r1", {.record = true});
-  ASSERT_TRUE(plan->Run(1, 1024, StepOrder::kJoint).ok());
-  // Of the first step: layer 20's experts, from the copy to the CPU to the copy back, and what the GPU does from there to layer 21's.
-  std::map<int, std::pair<int64_t, int64_t>> experts;  // by layer: begin, end
-  for (const TimelineSpan& span : plan->world().timeline().spans()) {
-    if (span.name != "experts") continue;
-    const int layer = std::atoi(span.detail.c_str() + std::string("layer=").size());
-    if (experts.contains(60) && layer < 60) break;
-    const auto [at, added] = experts.emplace(layer, std::pair(span.begin_ns, span.end_ns));
-    if (!added) at->second.second = span.end_ns;
-  }
-  EXPECT_NEAR(static_cast<double>(experts[20].second - experts[20].first) * 1e-3, 450, 5);
-  EXPECT_NEAR(static_cast<double>(experts[21].first - experts[20].second) * 1e-3, 350, 5);
+  const Windows windows = WindowsOf(*plan);
+  EXPECT_NEAR(windows.experts_us, 450, 5);
+  EXPECT_NEAR(windows.gpu_us, 350, 5);
 }
 
 TEST(PlanShipped, EveryModelAndMachineIsRead) {

@@ -29,6 +29,16 @@ json BusyJson(const std::vector<ResourceUse>& busy, double seconds) {
   return shares;
 }
 
+// SmallEP sends so much of what dispatch does.
+double SmallEpShare(const ExchangeShape& shape) { return SmallEpBytes(shape) / DispatchBytes(shape); }
+
+// With fewer experts a row than this, dispatch sends less.
+int64_t SmallEpFromTopK(ExchangeShape shape) {
+  shape.top_k = 1;
+  while (SmallEpShare(shape) >= 1) ++shape.top_k;
+  return shape.top_k;
+}
+
 void PrintPrompts(const PlanReport& r, std::ostream& out) {
   out << "\nprompts\n";
   Table table({"tokens", "path", "first token", "tokens/s", "passes", "loaded", "ring slots", "busiest"});
@@ -46,6 +56,10 @@ void PrintPrompts(const PlanReport& r, std::ostream& out) {
     if (r.sharing_gpus > 0) {
       out << absl::StrFormat("  shared (dslp): %d GPUs, for whom nobody decodes meanwhile; experts by %s\n", r.sharing_gpus,
                              ExchangeName(r.exchange));
+      if (const ExchangeShape& shape = r.exchange_shape; shape.experts > 0) {
+        out << absl::StrFormat("    SmallEP sends %.0f%% of dispatch's bytes at %d experts a row, and less than all of them from %d on\n",
+                               100 * SmallEpShare(shape), shape.top_k, SmallEpFromTopK(shape));
+      }
     }
   } else if (!r.not_streamed.empty()) {
     out << "  weights are not streamed: " << r.not_streamed << "\n";
@@ -55,15 +69,15 @@ void PrintPrompts(const PlanReport& r, std::ostream& out) {
   }
 }
 
-void PrintTogether(const TogetherPoint& t, std::ostream& out) {
-  out << absl::StrFormat("\na prompt of %d tokens on one GPU while %d streams decode on another, context %d\n", t.prompt, t.streams, t.context);
-  Table table({"what", "alone", "together", "more"});
-  table.Add({"prefill", absl::StrFormat("%.2f s", t.prefill_alone_s), absl::StrFormat("%.2f s", t.prefill_beside_s),
-             absl::StrFormat("%.1f%%", (t.prefill_beside_s / t.prefill_alone_s - 1) * 100)});
-  table.Add({"decode step", absl::StrFormat("%.1f ms", t.step_alone_ms), absl::StrFormat("%.1f ms", t.step_beside_ms),
-             absl::StrFormat("%.1f%%", (t.step_beside_ms / t.step_alone_ms - 1) * 100)});
-  table.Add({"slowest steps", "", absl::StrFormat("%.1f ms", t.step_beside_max_ms),
-             absl::StrFormat("%.1f%%", (t.step_beside_max_ms / t.step_alone_ms - 1) * 100)});
+void PrintTogether(const std::vector<TogetherPoint>& points, std::ostream& out) {
+  out << absl::StrFormat("\na prompt on one GPU while streams decode on another, context %d\n", points.front().context);
+  const auto more = [](double share) { return absl::StrFormat("+%.0f%%", std::max(share * 100, 0.0)); };
+  Table table({"prompt", "streams", "prefill alone", "beside", "more", "decode step alone", "beside", "more", "slowest"});
+  for (const TogetherPoint& t : points) {
+    table.Add({absl::StrCat(t.prompt), absl::StrCat(t.streams), absl::StrFormat("%.2f s", t.prefill_alone_s),
+               absl::StrFormat("%.2f s", t.prefill_beside_s), more(t.prefill_more()), absl::StrFormat("%.1f ms", t.step_alone_ms),
+               absl::StrFormat("%.1f ms", t.step_beside_ms), more(t.step_more()), more(t.slowest_step_more())});
+  }
   table.Print(out);
 }
 
@@ -151,7 +165,7 @@ void PrintReport(const PlanReport& r, std::ostream& out) {
                absl::StrFormat("%.1f", p.tokens_per_s()), Busiest(p.busy, p.step_ms * 1e-3)});
   }
   table.Print(out);
-  if (r.together.has_value()) PrintTogether(*r.together, out);
+  if (!r.together.empty()) PrintTogether(r.together, out);
 }
 
 std::string ReportJson(const PlanReport& r) {
@@ -182,19 +196,24 @@ std::string ReportJson(const PlanReport& r) {
   }
   json out = {{"model", r.model}, {"hardware", r.hardware}, {"memory", memory}, {"decode", decode}, {"prompts", prompts}, {"notes", r.notes}};
   if (r.sharing_gpus > 0) out["sharing"] = {{"gpus", r.sharing_gpus}, {"experts", ExchangeName(r.exchange)}};
+  if (r.sharing_gpus > 0 && r.exchange_shape.experts > 0) {
+    out["sharing"]["small_ep_share_of_dispatch_bytes"] = SmallEpShare(r.exchange_shape);
+    out["sharing"]["small_ep_from_top_k"] = SmallEpFromTopK(r.exchange_shape);
+  }
   if (r.pass_rows > 0) out["streaming"] = {{"pass_tokens", r.pass_rows}, {"chunk_tokens", r.chunk_rows}};
   if (const std::optional<double> crossover = r.CrossoverTokens(); crossover.has_value()) out["crossover_tokens"] = *crossover;
-  if (r.together.has_value()) {
-    const TogetherPoint& t = *r.together;
-    out["together"] = {{"prompt_tokens", t.prompt},
-                       {"streams", t.streams},
-                       {"context", t.context},
-                       {"prefill_alone_s", t.prefill_alone_s},
-                       {"prefill_beside_s", t.prefill_beside_s},
-                       {"step_alone_ms", t.step_alone_ms},
-                       {"step_beside_ms", t.step_beside_ms},
-                       {"step_beside_max_ms", t.step_beside_max_ms}};
+  json together = json::array();
+  for (const TogetherPoint& t : r.together) {
+    together.push_back({{"prompt_tokens", t.prompt},
+                        {"streams", t.streams},
+                        {"context", t.context},
+                        {"prefill_alone_s", t.prefill_alone_s},
+                        {"prefill_beside_s", t.prefill_beside_s},
+                        {"step_alone_ms", t.step_alone_ms},
+                        {"step_beside_ms", t.step_beside_ms},
+                        {"step_beside_max_ms", t.step_beside_max_ms}});
   }
+  if (!together.empty()) out["together"] = together;
   return out.dump(2) + "\n";
 }
 

@@ -37,7 +37,8 @@ struct PlanReport {
   std::string not_streamed;               // why
   int64_t sharing_gpus = 0;               // of the shared path; 0: it is not there
   ExpertExchange exchange = ExpertExchange::kSmallEp;
-  std::optional<TogetherPoint> together;
+  ExchangeShape exchange_shape;
+  std::vector<TogetherPoint> together;  // none: there are no two GPUs, or the model takes no such prompts
 
   // Of the routed experts, what at least must lie on disk for the image to fit into memory; 0: it fits; more than 1: nothing helps.
   double OnDiskShare() const;

@@ -17,6 +17,7 @@ namespace hearth {
 namespace {
 
 using ::testing::AllOf;
+using ::testing::ContainsRegex;
 using ::testing::HasSubstr;
 using ::testing::Not;
 
@@ -104,6 +105,28 @@ TEST_F(PlanTest, APictureOfAPromptNeedsAGpu) {
   const Ended cpu = Plan({"--model", Model(2048), "--hardware", Path("cpu.toml"), "--picture-of", "prompt", "--svg", Path("a.svg")});
   EXPECT_EQ(cpu.code, kExitConfig);
   EXPECT_THAT(cpu.err, AllOf(HasSubstr("--picture-of prompt"), HasSubstr("GPU"), HasSubstr("--picture-of decode")));
+}
+
+TEST_F(PlanTest, SharedExpertsAreTheEnginesToChange) {
+  const auto milliseconds = [&](const std::string& sharing) {
+    const Ended ended = Plan({"--model", Model(2048), "--hardware", Path("cpu.toml"), "--context", "512", "--prompt", "100", "--batch", "16",
+                              "--json", "--what-if", sharing});
+    EXPECT_EQ(ended.code, kExitOk) << ended.err;
+    EXPECT_THAT(ended.out, HasSubstr(sharing));
+    return std::stod(ended.out.substr(ended.out.find("\"ms_per_token\": ") + 16));
+  };
+  EXPECT_GT(milliseconds("expert_sharing=off"), milliseconds("expert_sharing=on"));
+  const Ended unknown = Plan({"--model", Model(2048), "--hardware", Path("cpu.toml"), "--what-if", "expert_sharing=maybe"});
+  EXPECT_EQ(unknown.code, kExitConfig);
+  EXPECT_THAT(unknown.err, HasSubstr("expert_sharing=on|off"));
+}
+
+TEST_F(PlanTest, TwoGpusSaySharedPromptsAndPromptsBesideStreams) {
+  const Ended ended = Plan({"--model", Model(40000), "--hardware", "epyc-9355-2x5090", "--context", "512", "--prompt", "1024", "--batch", "1"});
+  EXPECT_EQ(ended.code, kExitOk) << ended.err;
+  EXPECT_THAT(ended.out, AllOf(HasSubstr("SmallEP sends 101% of dispatch's bytes at 2 experts a row, and less than all of them from 3 on"),
+                               HasSubstr("a prompt on one GPU while streams decode on another, context 4096"),
+                               ContainsRegex("16384 +2 .*\n +32768 +1 .*\n +32768 +2 ")));
 }
 
 // A shell's `ulimit -v` must not end in an abort: the image of a big model takes up addresses.
