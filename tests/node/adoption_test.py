@@ -74,7 +74,7 @@ def test_what_is_no_region_is_left_alone():
             assert notes.count("left alone") == 3, notes
             assert node.terminate("weightstore") == 0
             code, out, err = node.command("drop")
-            assert code == 0 and "removed 4 regions" in out and err.count("left alone") == 3, (code, out, err)
+            assert code == 0 and "removed 5 regions" in out and err.count("left alone") == 3, (code, out, err)
             assert fifo.is_fifo() and folder.is_dir() and link.is_symlink()
         finally:
             fifo.unlink()

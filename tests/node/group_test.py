@@ -112,8 +112,10 @@ def test_two_and_four_ranks_answer_as_one():
             text = node.command("status", check=False)[1]
             assert f"prefill.0 rank 0 of {ranks}: {passes[0][0]} shared passes (0 failed); sent call" in text, text
             assert "Prefill group: ranks 0 prefill.0, 1 prefill.1" in text and "all there" in text, text
-            metrics = node.get("/metrics").body.decode()
-            assert 'hearth_prefill_group_whole{worker="prefill.1"} 1' in metrics and 'hearth_prefill_group_sent_bytes{' in metrics, metrics[-2000:]
+            def told():  # as of the router's last look at its workers, a second ago at most
+                metrics = node.get("/metrics").body.decode()
+                return 'hearth_prefill_group_whole{worker="prefill.1"} 1' in metrics and "hearth_prefill_group_sent_bytes{" in metrics
+            wait_for("metrics of the group", told, 5)
             wait_for("idle node", node.idle, 10)
 
 
