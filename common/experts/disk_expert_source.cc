@@ -61,6 +61,7 @@ absl::Status DiskExpertSource::AllocateBuffers(int64_t count) {
 void DiskExpertSource::Expect(const std::vector<ExpertId>& order, const StopToken* stop) {
   stop_ = stop;
   status_ = absl::OkStatus();
+  image_.Expect({}, stop);
   GiveUpBefore(INT64_MAX);
   places_.clear();
   expected_.clear();

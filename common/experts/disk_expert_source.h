@@ -39,7 +39,7 @@ class DiskExpertSource : public ExpertSource {
   void Expect(const std::vector<ExpertId>& order, const StopToken* stop) override;
   ExpertView Acquire(int64_t layer, int64_t expert, int64_t shard) override;
   void Release(int64_t layer, int64_t expert, int64_t shard) override;
-  absl::Status status() const override { return status_; }
+  absl::Status status() const override { return status_.ok() ? image_.status() : status_; }
   // One buffer less than there are: it is read into meanwhile.
   int64_t max_held() const override { return static_cast<int64_t>(buffers_.size()) - 1; }
 

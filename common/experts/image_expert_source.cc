@@ -42,6 +42,8 @@ class ImageExpertSource : public ExpertSource {
       : image_(std::move(image)), num_shards_(image_->num_shards()), first_view_(std::move(first_view)), views_(std::move(views)) {}
 
   int64_t num_shards() const override { return num_shards_; }
+  void Expect(const std::vector<ExpertId>&, const StopToken*) override { mark_ = image_->BeginReads(); }
+  absl::Status status() const override { return mark_.empty() ? absl::OkStatus() : image_->LostSince(mark_); }
   ExpertView Acquire(int64_t layer, int64_t expert, int64_t shard) override {
     return views_[static_cast<size_t>(first_view_[static_cast<size_t>(layer)] + expert * num_shards_ + shard)];
   }
@@ -61,6 +63,7 @@ class ImageExpertSource : public ExpertSource {
   const int64_t num_shards_;
   std::vector<int64_t> first_view_;  // by layer
   std::vector<ExpertView> views_;    // [layers given, experts, shards]
+  WeightImage::Mark mark_;           // of Expect; empty: nobody has called it, or nothing lies on disk
 };
 
 }  // namespace

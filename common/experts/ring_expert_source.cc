@@ -42,7 +42,8 @@ absl::StatusOr<std::unique_ptr<RingExpertSource>> RingExpertSource::Open(ExpertS
 
 void RingExpertSource::Expect(const std::vector<ExpertId>& order, const StopToken* stop) {
   stop_ = stop;
-  if (second_ != nullptr) second_->Expect({}, stop);  // what it is asked for is never foreseen
+  ExpertSource& behind = second_ != nullptr ? *second_ : image_;
+  behind.Expect({}, stop);  // what it is asked for is never foreseen
   expected_.assign(order.begin(), order.end());
   GiveUpBefore(posted_);
   PostAhead();

@@ -36,7 +36,7 @@ class RingExpertSource : public ExpertSource {
   ExpertView Acquire(int64_t layer, int64_t expert, int64_t shard) override;
   void Release(int64_t layer, int64_t expert, int64_t shard) override;
 
-  absl::Status status() const override { return second_ != nullptr ? second_->status() : absl::OkStatus(); }
+  absl::Status status() const override { return (second_ != nullptr ? *second_ : image_).status(); }
 
   // One slot less than there are: it is filled meanwhile. What is left out between two that are held takes slots as they do.
   int64_t max_held() const override { return num_slots_ - 1; }

@@ -66,7 +66,9 @@ class BoundModel : public Model {
     ForwardWorkspace& buffers = static_cast<ForwardWorkspace&>(workspace);
     RETURN_IF_ERROR(CheckBatch(config_, kv_geometry(), kv.geometry(), buffers.rows, buffers.logit_rows, batch));
     if (has_mtp()) RETURN_IF_ERROR(CheckPriorHidden(batch));
-    return Pass(stream, buffers, kv, batch, hooks).Run(logits);
+    const WeightImage::Mark mark = image_->BeginReads();
+    RETURN_IF_ERROR(Pass(stream, buffers, kv, batch, hooks).Run(logits));
+    return image_->LostSince(mark);
   }
 
   absl::Status Draft(Stream& stream, Workspace& workspace, const KvPool& kv, const ForwardBatch& batch, float* logits) const override {
@@ -74,7 +76,9 @@ class BoundModel : public Model {
     if (!has_mtp()) return absl::FailedPreconditionError("this checkpoint has no MTP module to draft with");
     RETURN_IF_ERROR(CheckBatch(config_, kv_geometry(), kv.geometry(), buffers.rows, buffers.logit_rows, batch));
     RETURN_IF_ERROR(CheckDraft(batch));
-    return Pass(stream, buffers, kv, batch, nullptr).Draft(logits);
+    const WeightImage::Mark mark = image_->BeginReads();
+    RETURN_IF_ERROR(Pass(stream, buffers, kv, batch, nullptr).Draft(logits));
+    return image_->LostSince(mark);
   }
 
   absl::Status ReadHidden(Stream& stream, const Workspace& workspace, int64_t row, float* out) const override {

@@ -13,6 +13,7 @@
 #include "common/base/time.h"
 #include "common/shm/expert_record.h"
 #include "common/shm/manifest.h"
+#include "common/shm/mapped_file_guard.h"
 
 namespace hearth {
 namespace {
@@ -45,8 +46,9 @@ class EmptySegment {
 template <typename Segment>
 class MappedImage : public WeightImage {
  public:
-  MappedImage(Manifest manifest, std::vector<Segment> segments, std::vector<std::optional<ShmRegion>> disk_parts = {})
-      : manifest_(std::move(manifest)), segments_(std::move(segments)), disk_parts_(std::move(disk_parts)) {
+  MappedImage(Manifest manifest, std::vector<Segment> segments, std::vector<std::optional<ShmRegion>> disk_parts = {},
+              std::vector<std::unique_ptr<MappedFileGuard>> guards = {})
+      : manifest_(std::move(manifest)), segments_(std::move(segments)), disk_parts_(std::move(disk_parts)), guards_(std::move(guards)) {
     for (size_t i = 0; i < segments_.size(); ++i) {
       const bool on_disk = i < disk_parts_.size() && disk_parts_[i].has_value();
       bytes_.push_back({segments_[i].body(), manifest_.segments[i].used_bytes, on_disk ? disk_parts_[i]->body() : nullptr});
@@ -98,6 +100,16 @@ class MappedImage : public WeightImage {
     return bytes;
   }
   const uint8_t* segment_data(int64_t shard) const override { return bytes_[static_cast<size_t>(shard)].resident; }
+
+  Mark BeginReads() const override {
+    Mark mark;
+    for (const auto& guard : guards_) mark.push_back(guard->Begin());
+    return mark;
+  }
+  absl::Status LostSince(const Mark& mark) const override {
+    for (size_t i = 0; i < guards_.size(); ++i) RETURN_IF_ERROR(guards_[i]->LostSince(mark[i]));
+    return absl::OkStatus();
+  }
 
   absl::StatusOr<ImageTensor> Tensor(std::string_view name) const override {
     const auto it = by_name_.find(Sv(name));
@@ -154,8 +166,9 @@ class MappedImage : public WeightImage {
 
   const Manifest manifest_;
   const std::vector<Segment> segments_;
-  const std::vector<std::optional<ShmRegion>> disk_parts_;  // by segment; may be shorter
-  std::vector<SegmentBytes<const uint8_t>> bytes_;          // by segment
+  const std::vector<std::optional<ShmRegion>> disk_parts_;      // by segment; may be shorter
+  const std::vector<std::unique_ptr<MappedFileGuard>> guards_;  // of those that there are; behind the mappings, before which they go
+  std::vector<SegmentBytes<const uint8_t>> bytes_;              // by segment
   absl::flat_hash_map<std::string, size_t> by_name_;
   std::vector<int64_t> first_row_;  // by layer; -1: no routed experts
 };
@@ -252,7 +265,14 @@ absl::StatusOr<ImageFiles> OpenImageFiles(const RegionPlace& place, const Hash12
 
 absl::StatusOr<std::shared_ptr<const WeightImage>> WeightImage::Attach(const RegionPlace& place, const Hash128& generation) {
   ASSIGN_OR_RETURN(ImageFiles files, OpenImageFiles(place, generation));
-  return std::make_shared<MappedImage<ShmRegion>>(std::move(files.manifest), std::move(files.segments), std::move(files.disk_parts));
+  std::vector<std::unique_ptr<MappedFileGuard>> guards;
+  for (const std::optional<ShmRegion>& part : files.disk_parts) {
+    if (!part.has_value()) continue;
+    ASSIGN_OR_RETURN(std::unique_ptr<MappedFileGuard> guard, MappedFileGuard::Make(part->path(), part->base(), part->bytes()));
+    guards.push_back(std::move(guard));
+  }
+  return std::make_shared<MappedImage<ShmRegion>>(std::move(files.manifest), std::move(files.segments), std::move(files.disk_parts),
+                                                  std::move(guards));
 }
 
 absl::StatusOr<std::shared_ptr<const WeightImage>> WeightImage::WithoutWeights(Manifest manifest) {

@@ -70,8 +70,7 @@ struct DiskPart {
   uint64_t bytes = 0;  // of records; 0: the segment has none, and no file
 };
 
-// An image larger than the shared memory that it may have keeps a part of its experts on disk: readers see no difference but time. A read through a mapping
-// of a file that its disk gives an error for ends the process (SIGBUS), as any mapped file does.
+// An image larger than the shared memory that it may have keeps a part of its experts on disk: readers see no difference but time, and errors of the disk.
 // Threads: any; const after Attach. Checks and tables take milliseconds whatever the image's size: no weight byte is
 // read.
 class WeightImage {
@@ -98,6 +97,12 @@ class WeightImage {
   virtual uint64_t image_bytes_max() const = 0;                     // the limit that it was laid out under; 0: none
   virtual std::vector<uint64_t> segment_bytes() const = 0;          // in shared memory
   virtual const uint8_t* segment_data(int64_t shard) const = 0;     // segment_bytes()[shard] of them
+
+  // Around reads of records on disk through these pointers (mapped_file_guard.h, without the guard every error of the disk would end the process): one mark
+  // by disk part. What was read since the mark counts only if LostSince is OK; DataLoss names the file. Costs nothing where all is in shared memory.
+  using Mark = std::vector<uint64_t>;
+  virtual Mark BeginReads() const = 0;
+  virtual absl::Status LostSince(const Mark& mark) const = 0;
 
   virtual absl::StatusOr<ImageTensor> Tensor(std::string_view name) const = 0;  // NotFound names the tensor
   virtual absl::StatusOr<ImageExpert> Expert(int64_t layer, int64_t expert, int64_t shard) const = 0;

@@ -127,6 +127,26 @@ def test_what_does_not_fit_is_refused_with_both_numbers():
         assert "needs weightstore.disk_dir" in node.log("weightstore")
 
 
+def test_a_disk_that_loses_experts_under_running_workers_fails_requests_and_no_process():
+    for more in ("", SLP, SLP.replace("prefill.path", 'prefill.expert_source = "image"\nprefill.path'), RINGS):
+        with disk_node(more) as node:
+            expected = answers(node)
+            pids = {name: node.pid(name) for name in ("decode.0", "prefill.0", "weightstore")}
+            whole = {f: f.read_bytes() for f in node.disk.iterdir()}
+            for file in whole:
+                with open(file, "r+b") as f:
+                    f.truncate(8192)
+            for prompt in ("A" + PROMPT, "A" + PROMPT * 20):  # none that has pages already
+                answer = node.post("/v1/completions", {"prompt": prompt, "max_tokens": 4})
+                assert answer.status == 500 and b"truncated" in answer.body and node.disk.name.encode() in answer.body, (more, answer.status, answer.body)
+            assert node.get("/health").status == 200
+            for file, text in whole.items():
+                with open(file, "r+b") as f:
+                    f.write(text)
+            assert answers(node) == expected, more
+            assert {name: node.pid(name) for name in pids} == pids
+
+
 def test_a_disk_part_that_was_cut_is_not_adopted():
     with disk_node(start=False) as node:
         node.start("weightstore")
