@@ -70,7 +70,8 @@ void PrintPrompts(const PlanReport& r, std::ostream& out) {
 }
 
 void PrintTogether(const std::vector<TogetherPoint>& points, std::ostream& out) {
-  out << absl::StrFormat("\na prompt on one GPU while streams decode on another, context %d\n", points.front().context);
+  out << absl::StrFormat("\na prompt on one GPU while streams decode on another, context %d: at worst, copies waiting behind experts for DRAM\n",
+                         points.front().context);
   const auto more = [](double share) { return absl::StrFormat("+%.0f%%", std::max(share * 100, 0.0)); };
   Table table({"prompt", "streams", "prefill alone", "beside", "more", "decode step alone", "beside", "more", "slowest"});
   for (const TogetherPoint& t : points) {
