@@ -1,6 +1,6 @@
 // The prefill form's product: rows in lanes, tokens broadcast. A tile of weights (64 rows or so, one block of columns) is converted once and meets all
-// tokens of the call, while the next one is fetched. The skeleton; what a tile holds and how it is multiplied is the form's (gemm_bf16.h, gemm_f32.h,
-// gemm_blocks.h, gemm_tiles.h).
+// tokens of the call, while the next ones are brought (gemm_ahead.h). The skeleton; what a tile holds and how it is multiplied is the form's
+// (gemm_bf16.h, gemm_f32.h, gemm_blocks.h, gemm_tiles.h).
 //
 // Order of sums of a (row, token): columns ascending within a 128-column block, in one lane (two at a time with VDPBF16PS); the block's sum times its
 // scale (1 without FP8) is added to the total, blocks ascending. Block formats: gemm_blocks.h. It depends on nothing else, whatever the tile, the tokens and the rows of the call.
@@ -10,11 +10,13 @@
 //   Fill<P>(tile, v, data, stride, rows, begin, cols): the tile's vector `v` from up to 16 or 8 rows, the first at `data`, and `cols` of their columns
 //     from `begin` on; what is missing is zero
 //   Step<N, T>(acc, tile, p, x, ldx): acc[v][t] += the tile's pair of columns p, for its first N vectors, times x's next two columns of T tokens
+//   CopyLine(to, from, bytes): at most 64 bytes, where plain weights are to be filled from a copy (gemm_ahead.h)
 // and, where a tile's columns are scaled in parts (gemm_blocks.h):
 //   kParts; Prepare(tile, x, ldx, count): once for each tile, with its first column of all tokens
 //   AddPart(total, sum, tile, part, v, token): the total with the sum over one part added
 // or, instead of kAtOnce and Step, for a form with a way of its own (gemm_tiles.h):
-//   Multiply(step, vectors, x, count, totals): totals of `count` tokens and the tile's first vectors, as MultiplyTile has them
+//   Multiply(step, vectors, x, count, totals, ahead): totals of `count` tokens and the tile's first vectors, as MultiplyTile has them
+//   AheadSteps(tokens): how many steps it moves `ahead` by
 //   kTokensRead: rows of x that it may read though `count` is less, where the skeleton has copied them
 // A policy P says how weights are read: kElementBytes or a block's sizes, kScaled, kFactor (see linear.h), and what the form wants.
 #pragma once
@@ -25,6 +27,7 @@
 #include <utility>
 
 #include "common/kernels/kernels.h"
+#include "common/kernels/x86/gemm_ahead.h"
 #include "common/kernels/x86/isa_local.h"
 #include "common/kernels/x86/linear.h"
 
@@ -64,18 +67,14 @@ struct GemmStep {
   typename G::V::F scales[G::kVectors];
   bool first;  // totals hold nothing yet
   int64_t ldx;
-  // The next tile is fetched while this one is multiplied, two lines of a row with each pair of columns: filling would otherwise wait for memory,
-  // and nothing else could happen meanwhile.
-  const uint8_t* next;
-  int64_t next_stride;
-  int64_t next_bytes;  // of a row; 0: there is none
+  float* y;  // after the last block of columns, where the sums go; else null
+  int64_t ldy;
 };
 
 // totals[t][row] (+)= scale * sum over the tile's columns, for T tokens from `token` on and the tile's first N vectors of rows.
-//   x: the tile's first column of that token; totals: that token's; fetch: 128 bytes of each of the next tile's rows
-template <class G, int N, int T>
-__attribute__((noinline)) void MultiplyTile(const GemmStep<G>& step, int64_t token, const bf16* x, float (*totals)[kGemmRows<G>],
-                                            const uint8_t* fetch, int64_t fetch_stride) {
+//   x: the tile's first column of that token; totals: that token's; ahead: the GemmAhead of this tile, moved a step with every kAheadPairs
+template <class G, int N, int T, class Ahead>
+__attribute__((noinline)) void MultiplyTile(const GemmStep<G>& step, int64_t token, const bf16* x, float (*totals)[kGemmRows<G>], Ahead& ahead) {
   using V = typename G::V;
   constexpr int kPairs = kGemmPairs / PartsOf<G>();
   for (int part = 0; part < PartsOf<G>(); ++part) {
@@ -85,11 +84,10 @@ __attribute__((noinline)) void MultiplyTile(const GemmStep<G>& step, int64_t tok
 #pragma GCC unroll 6
       for (int t = 0; t < T; ++t) acc[v][t] = V::Zero();
     }
-    for (int p = part * kPairs; p < (part + 1) * kPairs; ++p) {
-      _mm_prefetch(reinterpret_cast<const char*>(fetch), _MM_HINT_T0);
-      _mm_prefetch(reinterpret_cast<const char*>(fetch + 64), _MM_HINT_T0);
-      fetch += fetch_stride;
-      G::template Step<N, T>(acc, *step.tile, p, x + 2 * p, step.ldx);
+    for (int p = part * kPairs; p < (part + 1) * kPairs; p += kAheadPairs) {
+      ahead.Step();
+#pragma GCC unroll 2
+      for (int i = 0; i < kAheadPairs; ++i) G::template Step<N, T>(acc, *step.tile, p + i, x + 2 * (p + i), step.ldx);
     }
     const bool first = step.first && part == 0;
 #pragma GCC unroll 6
@@ -108,18 +106,31 @@ __attribute__((noinline)) void MultiplyTile(const GemmStep<G>& step, int64_t tok
   }
 }
 
-template <class G, int N, int... T>
+template <class G, int N, class Ahead, int... T>
 HEARTH_INLINE void MultiplyPart(std::integer_sequence<int, T...>, const GemmStep<G>& step, int64_t token, const bf16* x, int64_t count,
-                                float (*totals)[kGemmRows<G>], const uint8_t* fetch, int64_t fetch_stride) {
-  static constexpr decltype(&MultiplyTile<G, N, 1>) kKernels[] = {MultiplyTile<G, N, T + 1>...};
-  kKernels[count - 1](step, token, x, totals, fetch, fetch_stride);
+                                float (*totals)[kGemmRows<G>], Ahead& ahead) {
+  static constexpr decltype(&MultiplyTile<G, N, 1, Ahead>) kKernels[] = {MultiplyTile<G, N, T + 1, Ahead>...};
+  kKernels[count - 1](step, token, x, totals, ahead);
+}
+
+template <class G>
+HEARTH_INLINE int64_t GemmParts(int64_t tokens) {
+  return (tokens + G::kAtOnce - 1) / G::kAtOnce;
+}
+// Steps of GemmAhead in a tile's products.
+template <class G>
+HEARTH_INLINE int64_t AheadSteps(int64_t tokens) {
+  if constexpr (MultipliesItself<G>) {
+    return G::AheadSteps(tokens);
+  } else {
+    return GemmParts<G>(tokens) * (kGemmPairs / kAheadPairs);
+  }
 }
 
 // In even parts of at most kAtOnce tokens: a rest of one or two would wait for its own sums most of the time.
-template <class G, int N>
-void MultiplyTokens(const GemmStep<G>& step, const bf16* x, int64_t m_count, float (*totals)[kGemmRows<G>]) {
-  constexpr int64_t kFetched = 128;  // bytes of a row that a part fetches; parts behind the last of them read what is there
-  const int64_t parts = (m_count + G::kAtOnce - 1) / G::kAtOnce;
+template <class G, int N, class Ahead>
+void MultiplyTokens(const GemmStep<G>& step, const bf16* x, int64_t m_count, float (*totals)[kGemmRows<G>], Ahead& ahead) {
+  const int64_t parts = GemmParts<G>(m_count);
   for (int64_t part = 0; part < parts; ++part) {
     const int64_t begin = part * m_count / parts;
     const int64_t count = (part + 1) * m_count / parts - begin;
@@ -129,17 +140,21 @@ void MultiplyTokens(const GemmStep<G>& step, const bf16* x, int64_t m_count, flo
 #pragma GCC unroll 4
       for (int line = 0; line < 4; ++line) _mm_prefetch(reinterpret_cast<const char*>(next_x + t * step.ldx + 32 * line), _MM_HINT_T0);
     }
-    const bool fetches = part * kFetched < step.next_bytes;
-    MultiplyPart<G, N>(std::make_integer_sequence<int, G::kAtOnce>(), step, begin, x + begin * step.ldx, count, totals + begin,
-                       fetches ? step.next + part * kFetched : reinterpret_cast<const uint8_t*>(step.tile), fetches ? step.next_stride : 0);
+    // So are the rows of y, of which each tile's rows are some lines.
+    if (step.y != nullptr) {
+      for (int64_t t = begin; t < begin + count; ++t) {
+        for (int64_t line = 0; line <= kGemmRows<G>; line += 16) __builtin_prefetch(step.y + t * step.ldy + line, 1);
+      }
+    }
+    MultiplyPart<G, N, Ahead>(std::make_integer_sequence<int, G::kAtOnce>(), step, begin, x + begin * step.ldx, count, totals + begin, ahead);
   }
 }
 
-template <class G, int... N>
+template <class G, class Ahead, int... N>
 HEARTH_INLINE void MultiplyVectors(std::integer_sequence<int, N...>, const GemmStep<G>& step, int64_t vectors, const bf16* x, int64_t m_count,
-                                   float (*totals)[kGemmRows<G>]) {
-  static constexpr decltype(&MultiplyTokens<G, 1>) kKernels[] = {MultiplyTokens<G, N + 1>...};
-  kKernels[vectors - 1](step, x, m_count, totals);
+                                   float (*totals)[kGemmRows<G>], Ahead& ahead) {
+  static constexpr decltype(&MultiplyTokens<G, 1, Ahead>) kKernels[] = {MultiplyTokens<G, N + 1, Ahead>...};
+  kKernels[vectors - 1](step, x, m_count, totals, ahead);
 }
 
 // The scales of a vector's rows in one block of columns: mostly one for all.
@@ -154,9 +169,9 @@ HEARTH_INLINE typename V::F RowScales(const WeightView& w, int64_t row, int64_t 
   return V::Load(lanes);
 }
 
-// Bytes of a row that are fetched before column c is: a block comes with its first column.
+// Bytes of a row that lie before column c's: a block comes with its first column.
 template <class P>
-HEARTH_INLINE int64_t FetchedBytes(int64_t c) {
+HEARTH_INLINE int64_t BytesBefore(int64_t c) {
   if constexpr (BlockPolicy<P>) {
     return (c + P::kBlock - 1) / P::kBlock * P::kBlockBytes;
   } else {
@@ -164,48 +179,83 @@ HEARTH_INLINE int64_t FetchedBytes(int64_t c) {
   }
 }
 
-// What a call works in, on its stack.
+// Forms that fill from copies of plain weights.
 template <class G>
+concept StagesPlain = requires(uint8_t* to) {
+  G::CopyLine(to, to, 0);
+};
+// Bytes of a tile's row in a copy of it; 0: it is filled from where it lies.
+template <class G, class P>
+constexpr int StageRow() {
+  if constexpr (StagesPlain<G> && !BlockPolicy<P>) {
+    return kScaleBlock * P::kElementBytes;
+  } else {
+    return 0;
+  }
+}
+
+// What a call works in, on its stack.
+template <class G, class P>
 struct GemmWork {
   typename G::Tile tile;
   // Side by side, and not in y, whose rows often lie a multiple of 4 KiB apart: they would share a few sets of each cache.
   alignas(64) float totals[kGemmTokens][kGemmRows<G>];
+  alignas(64) uint8_t stage[kGemmRows<G> * StageRow<G, P>() + 1];
   bf16 tail[kGemmTailTokens * kScaleBlock];
 };
 
-// Rows [row, row + rows), a tile's at most, over all columns, for at most kGemmTokens tokens. `more_rows`: of the call, behind these.
+// The tile at column c of the rows from `row` on, or the one so many `behind` it: columns first, then rows up to `row_end`.
 template <class G, class P>
-void GemmTileRows(const WeightView& w, int64_t row, int64_t rows, int64_t more_rows, const bf16* x, int64_t ldx, int64_t m_count, float* y,
-                  int64_t ldy, GemmWork<G>& work) {
+HEARTH_INLINE GemmTile TileAt(const WeightView& w, int64_t row, int64_t row_end, int64_t c, int64_t behind) {
+  for (c += behind * kScaleBlock; c >= w.cols; c -= (w.cols + kScaleBlock - 1) / kScaleBlock * kScaleBlock) row += kGemmRows<G>;
+  if (row >= row_end) return {};
+  const int64_t stride = ColumnBytes<P>(w.row_stride);
+  const int64_t end = c + kScaleBlock < w.cols ? c + kScaleBlock : w.cols;
+  return {.data = static_cast<const uint8_t*>(w.data) + row * stride + BytesBefore<P>(c),
+          .stride = stride,
+          .row_bytes = BytesBefore<P>(end) - BytesBefore<P>(c),
+          .rows = row_end - row < kGemmRows<G> ? row_end - row : kGemmRows<G>};
+}
+
+// A tile's rows, from `row` on, of a call's that end with `row_end`, over all columns, for at most kGemmTokens tokens. The first tile is fetched, and
+// staged.
+template <class G, class P>
+void GemmTileRows(const WeightView& w, int64_t row, int64_t row_end, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy,
+                  GemmWork<G, P>& work) {
   using V = typename G::V;
+  using Ahead = GemmAhead<G, StageRow<G, P>()>;
+  constexpr int64_t kStageRow = StageRow<G, P>();
+  const int64_t rows = row_end - row < kGemmRows<G> ? row_end - row : kGemmRows<G>;
   const int64_t stride = ColumnBytes<P>(w.row_stride);
   const uint8_t* data = static_cast<const uint8_t*>(w.data) + row * stride;
   const int64_t vectors = (rows + V::kLanes - 1) / V::kLanes;
+  const int64_t ahead_steps = AheadSteps<G>(m_count);
+  Ahead ahead;
   const auto multiply = [&](const GemmStep<G>& step, const bf16* from, int64_t count, float(*totals)[kGemmRows<G>]) {
     if constexpr (MultipliesItself<G>) {
-      G::Multiply(step, vectors, from, count, totals);
+      G::Multiply(step, vectors, from, count, totals, ahead);
     } else {
       if constexpr (ScalesParts<G>) G::Prepare(work.tile, from, step.ldx, count);
-      MultiplyVectors<G>(std::make_integer_sequence<int, G::kVectors>(), step, vectors, from, count, totals);
+      MultiplyVectors<G, Ahead>(std::make_integer_sequence<int, G::kVectors>(), step, vectors, from, count, totals, ahead);
     }
   };
   for (int64_t c = 0; c < w.cols; c += kScaleBlock) {
     const int64_t cols = w.cols - c < kScaleBlock ? w.cols - c : kScaleBlock;
-    GemmStep<G> step = {.tile = &work.tile, .scales = {}, .first = c == 0, .ldx = ldx, .next = nullptr, .next_stride = stride, .next_bytes = 0};
+    GemmStep<G> step = {.tile = &work.tile, .scales = {}, .first = c == 0, .ldx = ldx, .y = c + cols == w.cols ? y + row : nullptr, .ldy = ldy};
     for (int64_t v = 0; v < vectors; ++v) {
       const int64_t first = v * V::kLanes;
-      G::template Fill<P>(work.tile, v, data + first * stride, stride, rows - first, c, cols);
+      if constexpr (kStageRow > 0) {
+        G::template Fill<P>(work.tile, v, work.stage + first * kStageRow, kStageRow, rows - first, 0, cols);
+      } else {
+        G::template Fill<P>(work.tile, v, data + first * stride, stride, rows - first, c, cols);
+      }
       if constexpr (!ScalesParts<G>)
         step.scales[v] = P::kScaled ? RowScales<V>(w, row + first, rows - first, c / kScaleBlock, P::kFactor) : V::Set(1.0f);
     }
-    // The next tile: of these rows, or the first of the rows that follow.
-    const int64_t next = c + kScaleBlock < w.cols ? c + kScaleBlock : 0;
-    if (next > 0 || more_rows > 0) {
-      step.next = data + (next > 0 ? 0 : kGemmRows<G> * stride) + FetchedBytes<P>(next);
-      step.next_bytes = FetchedBytes<P>(next + kScaleBlock) - FetchedBytes<P>(next);
-    }
+    ahead = Ahead(TileAt<G, P>(w, row, row_end, c, 1), TileAt<G, P>(w, row, row_end, c, 2), ahead_steps, work.stage);
     if (cols == kScaleBlock) {
       multiply(step, x + c, m_count, work.totals);
+      ahead.Finish();
       continue;
     }
     // Activations end with the columns: those of the last block are copied where zeros may follow.
@@ -222,8 +272,10 @@ void GemmTileRows(const WeightView& w, int64_t row, int64_t rows, int64_t more_r
         const int64_t bytes = (missing > 0 ? missing : 0) * kScaleBlock * static_cast<int64_t>(sizeof(bf16));
         std::memset(static_cast<void*>(work.tail + count * kScaleBlock), 0, static_cast<size_t>(bytes));
       }
+      step.y = y + m * ldy + row;
       multiply(step, work.tail, count, work.totals + m);
     }
+    ahead.Finish();
   }
   for (int64_t m = 0; m < m_count; ++m) {
     float* out = y + m * ldy + row;
@@ -239,12 +291,16 @@ void GemmTileRows(const WeightView& w, int64_t row, int64_t rows, int64_t more_r
 
 template <class G, class P>
 void GemmOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, float* y, int64_t ldy, int64_t row_begin, int64_t row_end) {
-  GemmWork<G> work;
+  GemmWork<G, P> work;
   for (int64_t m = 0; m < m_count; m += kGemmTokens) {
     const int64_t count = m_count - m < kGemmTokens ? m_count - m : kGemmTokens;
+    if (w.cols > 0) {
+      const GemmTile first = TileAt<G, P>(w, row_begin, row_end, 0, 0);
+      GemmAhead<G, 0>(first, {}, 1, nullptr).Finish();
+      if constexpr (StageRow<G, P>() > 0) GemmAhead<G, StageRow<G, P>()>(first, TileAt<G, P>(w, row_begin, row_end, 0, 1), 1, work.stage).Finish();
+    }
     for (int64_t row = row_begin; row < row_end; row += kGemmRows<G>) {
-      const int64_t rows = row_end - row < kGemmRows<G> ? row_end - row : kGemmRows<G>;
-      GemmTileRows<G, P>(w, row, rows, row_end - row - rows, x + m * ldx, ldx, count, y + m * ldy, ldy, work);
+      GemmTileRows<G, P>(w, row, row_end, x + m * ldx, ldx, count, y + m * ldy, ldy, work);
     }
   }
 }

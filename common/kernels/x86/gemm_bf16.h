@@ -82,6 +82,10 @@ struct DotForm {
     alignas(64) uint32_t pairs[kGemmPairs][kVectors][V::kLanes];
   };
 
+  static HEARTH_INLINE void CopyLine(uint8_t* to, const uint8_t* from, int64_t bytes) {
+    _mm512_store_si512(to, bytes >= 64 ? _mm512_loadu_si512(from) : Vec512::LoadBytesN(from, bytes));
+  }
+
   // 64 bytes of each of 16 rows, load(r) of row r, on their way into the tile's vector `v` from its column c on.
   template <class P, class Load>
   static HEARTH_INLINE void Transpose(const Load& load, __m512i (&groups)[4][4]) {

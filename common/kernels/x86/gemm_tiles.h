@@ -61,22 +61,21 @@ struct TileForm {
     U::template Fill<P>(tile, v, data, stride, rows, begin, cols);
   }
 
-  // sums[token][row] of one or two groups of tokens and vectors of rows. `fetch`: the next tile's rows in their place, of which each step fetches
-  // eight, or null.
-  template <int kGroups, int kWide>
+  static HEARTH_INLINE int64_t AheadSteps(int64_t tokens) {
+    return (tokens + kSumRows - 1) / kSumRows * (kVectors / 2) * (kScaleBlock / kTileColumns);
+  }
+
+  // sums[token][row] of one or two groups of tokens and vectors of rows.
+  template <int kGroups, int kWide, class Ahead>
   static __attribute__((noinline)) void Sums(const GemmStep<TileForm>& step, int64_t v, const bf16* const (&x)[2], float (&sums)[kSumRows][kSumRows],
-                                             const uint8_t* fetch) {
+                                             Ahead& ahead) {
     U::template Zero<0>();
     if constexpr (kWide > 1) U::template Zero<1>();
     if constexpr (kGroups > 1) U::template Zero<2>();
     if constexpr (kGroups > 1 && kWide > 1) U::template Zero<3>();
     const int64_t ldx_bytes = step.ldx * static_cast<int64_t>(sizeof(bf16));
     for (int c = 0; c < kScaleBlock; c += kTileColumns) {
-      if (fetch != nullptr) {
-        for (int r = 0; r < 8; ++r, fetch += step.next_stride) {
-          for (int64_t b = 0; b < step.next_bytes; b += 64) _mm_prefetch(reinterpret_cast<const char*>(fetch + b), _MM_HINT_T0);
-        }
-      }
+      ahead.Step();
       const uint32_t(*pairs)[kTileRows] = &step.tile->pairs[c / 2][v];
       U::template Load<4>(x[0] + c, ldx_bytes);
       U::template Load<6>(pairs, U::kPairsStride);
@@ -97,8 +96,10 @@ struct TileForm {
     if constexpr (kGroups > 1 && kWide > 1) U::template Store<3>(&sums[kTileRows][kTileRows], sizeof(sums[0]));
   }
 
-  static void Multiply(const GemmStep<TileForm>& step, int64_t vectors, const bf16* x, int64_t count, float (*totals)[kGemmRows<TileForm>]) {
-    static constexpr decltype(&Sums<1, 1>) kKernels[2][2] = {{Sums<1, 1>, Sums<1, 2>}, {Sums<2, 1>, Sums<2, 2>}};
+  template <class Ahead>
+  static void Multiply(const GemmStep<TileForm>& step, int64_t vectors, const bf16* x, int64_t count, float (*totals)[kGemmRows<TileForm>],
+                       Ahead& ahead) {
+    static constexpr decltype(&Sums<1, 1, Ahead>) kKernels[2][2] = {{Sums<1, 1, Ahead>, Sums<1, 2, Ahead>}, {Sums<2, 1, Ahead>, Sums<2, 2, Ahead>}};
     alignas(64) float sums[kSumRows][kSumRows];
     // Registers keep the number of rows they were configured for, and reconfiguring them costs more than a step: the last group begins earlier and
     // computes some tokens twice, whose sums are left alone. A call of fewer tokens is configured for them.
@@ -110,8 +111,7 @@ struct TileForm {
       const bf16* const from[2] = {x + start(t) * step.ldx, x + start(t + kTileRows) * step.ldx};
       for (int64_t v = 0; v < vectors; v += 2) {
         const int wide = vectors - v > 1 ? 2 : 1;
-        const bool fetches = t == 0 && step.next != nullptr;
-        kKernels[groups - 1][wide - 1](step, v, from, sums, fetches ? step.next + v * kTileRows * step.next_stride : nullptr);
+        kKernels[groups - 1][wide - 1](step, v, from, sums, ahead);
         for (int64_t i = 0; i < left; ++i) {
           const int64_t group = i / kTileRows;
           const float* row = sums[group * kTileRows + t + i - start(t + group * kTileRows)];
