@@ -1,9 +1,15 @@
 #include "common/device/gated_device.h"
 
+#include <algorithm>
 #include <utility>
+
+#include "common/base/ceil_div.h"
 
 namespace hearth {
 namespace {
+
+// A part of a product has whole scale blocks, which are whole kernel tiles, too.
+constexpr int64_t kPartRows = 128;
 
 class GatedOps : public Ops {
  public:
@@ -11,7 +17,17 @@ class GatedOps : public Ops {
 
   void Embed(Stream& s, const EmbedArgs& a) override { Run<0>(s, a, &Ops::Embed); }
   void RmsNorm(Stream& s, const RmsNormArgs& a) override { Run<1>(s, a, &Ops::RmsNorm); }
-  void Linear(Stream& s, const LinearArgs& a) override { Run<2>(s, a, &Ops::Linear); }
+  // By rows of the weights: each makes one sum of a token, so parts move no bit.
+  void Linear(Stream& s, const LinearArgs& a) override {
+    const int64_t parts = std::max<int64_t>(gate_.Parts(kLinear, CostOf(a)), 1);
+    const int64_t rows = std::max<int64_t>(CeilDiv(CeilDiv(a.w.rows, parts), kPartRows), 1) * kPartRows;
+    for (int64_t row = 0; row < a.w.rows; row += rows) {
+      LinearArgs part = a;
+      part.w = a.w.Rows(row, std::min(rows, a.w.rows - row));
+      part.y = a.y + row;
+      Run<kLinear>(s, part, &Ops::Linear);
+    }
+  }
   void ToBf16(Stream& s, const ToBf16Args& a) override { Run<3>(s, a, &Ops::ToBf16); }
   void SiluMul(Stream& s, const SiluMulArgs& a) override { Run<4>(s, a, &Ops::SiluMul); }
   void Add(Stream& s, const AddArgs& a) override { Run<5>(s, a, &Ops::Add); }
@@ -32,6 +48,8 @@ class GatedOps : public Ops {
   void ToHost(Stream& s, const ToHostArgs& a) override { Run<20>(s, a, &Ops::ToHost); }
 
  private:
+  static constexpr int kLinear = 2;
+
   template <int kKind, typename Args>
   void Run(Stream& stream, const Args& args, void (Ops::*op)(Stream&, const Args&)) {
     static_assert(kKind < kOpKinds);

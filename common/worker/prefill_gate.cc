@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "common/base/ceil_div.h"
 #include "common/base/time.h"
 
 namespace hearth {
@@ -15,6 +16,8 @@ constexpr int64_t kPatienceMaxNs = 2'000'000'000;
 constexpr int64_t kStaleNs = 5'000'000'000;
 // A waiting op looks again so often: whether decode still lives, above all.
 constexpr int64_t kLookNs = 5'000'000;
+// Decode's windows have two milliseconds at least; what wakes up for one must still fit.
+constexpr int64_t kPartNs = 1'500'000;
 // Rates of some CPU: only to weigh arithmetic against traffic.
 constexpr double kFlopsPerNs = 100;
 constexpr double kBytesPerNs = 20;
@@ -62,11 +65,19 @@ void PrefillGate::Before(int kind, const OpCost& cost) {
   if (BlockedBy(expected_ns, begin_ns).has_value()) Await(expected_ns, begin_ns);
 }
 
+int64_t PrefillGate::Parts(int kind, const OpCost& cost) {
+  constexpr int64_t kNoWindowIsSoLong = int64_t{1} << 60;
+  const int64_t expected_ns = clock_.Expect(kind, cost);
+  if (expected_ns <= kPartNs || !BlockedBy(kNoWindowIsSoLong, MonotonicNowNs()).has_value()) return 1;
+  return CeilDiv(expected_ns, kPartNs);
+}
+
 void PrefillGate::Await(int64_t expected_ns, int64_t begin_ns) {
   {
     std::lock_guard lock(ask_mutex_);
     waiting_.push_back(expected_ns);
   }
+  board_->Ring(slot_);  // decode may stand aside for an op that does not fit what is left
   const int64_t end_ns = begin_ns + std::clamp(kPatience * expected_ns, kPatienceMinNs, kPatienceMaxNs);
   int64_t now_ns = begin_ns, looked_ns = begin_ns;
   std::optional<int> blocked = BlockedBy(expected_ns, now_ns);

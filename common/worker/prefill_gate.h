@@ -43,6 +43,8 @@ class PrefillGate : public OpGate {
 
   void Before(int kind, const OpCost& cost) override;
   void After(int kind, const OpCost& cost, int64_t ns) override { clock_.Observe(kind, cost, ns); }
+  // While decode has streams, parts that fit its shortest windows; whole ops else.
+  int64_t Parts(int kind, const OpCost& cost) override;
   // The pass is over: decode need not leave it time any more.
   void PassEnded();
   // Everybody waits no longer, from now on: the process is to end.

@@ -89,6 +89,18 @@ TEST_F(PrefillGateTest, IsNotHeldByProcessesThatAreGoneOnOtherCoresOrSilent) {
   EXPECT_EQ(gate.counts().held_back, 1U);
 }
 
+TEST_F(PrefillGateTest, LongOpsAreDividedWhileStreamsAreDecoded) {
+  PrefillGate gate(board_, kPrefill, cpus_);
+  const OpCost cost{.flops = 1e9};
+  for (int i = 0; i < 20; ++i) gate.After(2, cost, 30 * kMs);
+  EXPECT_EQ(gate.Parts(2, cost), 1);  // free
+  board_->Publish(kDecode, MonotonicNowNs() + 5 * kMs, MonotonicNowNs());
+  EXPECT_GE(gate.Parts(2, cost), 15);
+  EXPECT_EQ(gate.Parts(2, {}), 1);  // short
+  board_->Publish(kDecode, 0, MonotonicNowNs());
+  EXPECT_EQ(gate.Parts(2, cost), 1);
+}
+
 TEST_F(PrefillGateTest, PatienceEndsAndStopOpensIt) {
   PrefillGate gate(board_, kPrefill, cpus_);
   gate.After(2, {.flops = 1e6}, 1000);

@@ -10,6 +10,8 @@ namespace {
 
 // Less is not worth two wake-ups of two thread pools.
 constexpr int64_t kWindowMinNs = 2'000'000;
+// From the word to an op that starts by it.
+constexpr int64_t kWakeUpNs = 100'000;
 // No op is waited for longer; prefill's own patience lets it start.
 constexpr int64_t kWindowMaxNs = 1'000'000'000;
 // An ask that was not repeated for so long, or twice what its op takes, is of a pass that has ended or of a process that is gone.
@@ -44,7 +46,7 @@ DecodeTurns::Ask DecodeTurns::MostAsked() const {
     const std::optional<Turn> turn = board_->Read(slot, cpus_);
     if (!turn.has_value()) continue;
     const int64_t op_ns = std::min(turn->value_ns, kWindowMaxNs);
-    if (op_ns > most.op_ns && now_ns - turn->published_ns <= std::max(kAskLastsNs, 2 * op_ns)) most = {op_ns, slot};
+    if (op_ns > most.op_ns && now_ns - turn->published_ns <= std::max(kAskLastsNs, 2 * op_ns)) most = {op_ns, turn->published_ns, slot};
   }
   return most;
 }
@@ -52,7 +54,7 @@ DecodeTurns::Ask DecodeTurns::MostAsked() const {
 bool DecodeTurns::GiveWay(Slack& slack) {
   Ask ask = MostAsked();
   if (ask.op_ns == 0) return false;
-  const int64_t needed_ns = std::max(ask.op_ns, kWindowMinNs);
+  const int64_t needed_ns = std::max(ask.op_ns + kWakeUpNs, kWindowMinNs);
   slack.Keep(needed_ns);
   if (slack.available_ns() < needed_ns) return false;
   const int64_t begin_ns = MonotonicNowNs();
@@ -62,10 +64,11 @@ bool DecodeTurns::GiveWay(Slack& slack) {
   board_->Ring(slot_);
   int64_t now_ns = begin_ns;
   while (now_ns < until_ns) {
-    const uint32_t bell = board_->Bell(ask.slot);  // rung when its pass ends
+    const uint32_t bell = board_->Bell(ask.slot);  // rung when its pass ends, or an op must wait
     const int slot = ask.slot;
     ask = MostAsked();
     if (ask.op_ns == 0) break;
+    if (ask.published_ns >= begin_ns && ask.published_ns + ask.op_ns > until_ns) break;  // it waits for the next one: the rest stays slack
     board_->Wait(slot, bell, std::min(until_ns - now_ns, kAskLastsNs));
     now_ns = MonotonicNowNs();
   }

@@ -24,7 +24,8 @@ class DecodeTurns {
   void Free();
   // Whether a prefill worker has an op to run now.
   bool Asked() const { return MostAsked().op_ns > 0; }
-  // Between two steps: lets others run if `slack` has what they ask for by now, and returns when that time is over or nobody asks any more. False: nobody
+  // Between two steps: lets others run if `slack` has what they ask for by now, and returns when that time is over, nobody asks any more,
+  // or what is asked for no longer fits. False: nobody
   // asked, or the slack must still be saved up.
   bool GiveWay(Slack& slack);
 
@@ -37,6 +38,7 @@ class DecodeTurns {
  private:
   struct Ask {
     int64_t op_ns = 0;  // 0: nobody asks
+    int64_t published_ns = 0;
     int slot = 0;
   };
   // The longest op that a prefill worker on these cores waits to run, or runs.

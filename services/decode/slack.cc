@@ -22,12 +22,14 @@ int64_t Slack::Alone(int64_t streams, int64_t step_ns) {
 
 void Slack::AfterStep(int64_t streams, double tokens_a_stream, int64_t step_ns) {
   if (streams < 1) return;
-  alone_ns_ = Alone(streams, step_ns);
-  const double own = static_cast<double>(alone_ns_);
+  const double own = static_cast<double>(Alone(streams, step_ns));
   const double target =
       options_.tpot_target_ns > 0 ? static_cast<double>(options_.tpot_target_ns) * std::max(tokens_a_stream, 1.0) : own * (1 + options_.rise);
   earned_ns_ = std::llround(std::max(target - static_cast<double>(step_ns), options_.share_min * own));
   available_ns_ += earned_ns_;
+  const double weight = mean_earned_ns_ == 0 ? 1 : 1.0 / kStepsKept;
+  mean_earned_ns_ += weight * (static_cast<double>(earned_ns_) - mean_earned_ns_);
+  mean_step_ns_ += weight * (static_cast<double>(step_ns) - mean_step_ns_);
 }
 
 }  // namespace hearth

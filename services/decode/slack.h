@@ -30,16 +30,16 @@ class Slack {
   void Spend(int64_t ns) { available_ns_ -= ns; }
 
   int64_t available_ns() const { return available_ns_; }
-  // Of the time from step to step, as the last step had it, that others get.
-  double share() const { return earned_ns_ == 0 ? 0 : static_cast<double>(earned_ns_) / static_cast<double>(earned_ns_ + alone_ns_); }
+  // Of the time from step to step that others get, as the last dozens of steps had it; 0: no step yet.
+  double share() const { return mean_earned_ns_ == 0 ? 0 : mean_earned_ns_ / (mean_earned_ns_ + mean_step_ns_); }
 
  private:
   int64_t Alone(int64_t streams, int64_t step_ns);
 
   const Options options_;
   std::vector<std::deque<int64_t>> steps_ns_;  // by number of streams, the newest
-  int64_t alone_ns_ = 0;                       // of the last step's number of streams
   int64_t earned_ns_ = 0;                      // by the last step
+  double mean_earned_ns_ = 0, mean_step_ns_ = 0;
   int64_t available_ns_ = 0;
 };
 

@@ -33,9 +33,18 @@ TEST(SlackTest, WithoutATargetItIsAShareOfTheStepsOwnTime) {
   slack.Spend(slack.available_ns());
   slack.AfterStep(3, 1, 10 * kMs);
   EXPECT_EQ(slack.available_ns(), 2 * kMs);
-  EXPECT_NEAR(slack.share(), 1 - 1 / 1.2, 1e-9);
   slack.AfterStep(1, 1, 4 * kMs);  // another number of streams has a time of its own
   EXPECT_EQ(slack.available_ns(), 2 * kMs + 4 * kMs / 5);
+}
+
+TEST(SlackTest, TheShareIsThatOfManySteps) {
+  Slack slack({.rise = 0.2});
+  for (int i = 0; i < 500; ++i) slack.AfterStep(1, 1, 10 * kMs);
+  EXPECT_NEAR(slack.share(), 1 - 1 / 1.2, 1e-9);
+  slack.AfterStep(1, 1, 30 * kMs);  // one alone earns half as much in three times the time, and says little
+  EXPECT_NEAR(slack.share(), 1 - 1 / 1.2, 0.02);
+  for (int i = 0; i < 500; ++i) slack.AfterStep(1, 1, i % 2 == 0 ? 10 * kMs : 30 * kMs);
+  EXPECT_NEAR(slack.share(), 1.5 / (1.5 + 20), 0.005);
 }
 
 TEST(SlackTest, AStepThatLeavesNothingEarnsTheLeastShare) {
