@@ -57,7 +57,7 @@ def test_they_take_turns_and_answer_as_alone():
             assert by_prefill["shares_cores"], by_prefill
             assert int(by_prefill["ops_held_back"]) > 0, by_prefill
             assert int(by_decode["windows"]) > 0 and by_decode["share"] > 0, by_decode
-            assert node.get("/metrics").body.decode().count("hearth_prefill_ops_held_back{") == 1
+            wait_for("the router's look at its workers", lambda: node.get("/metrics").body.decode().count("hearth_prefill_ops_held_back{") == 1, 5)
             assert "turns: prompts get" in node.command("status")[1]
             wait_for("idle node", node.idle)
 
@@ -119,6 +119,22 @@ def test_without_the_board_all_goes_on():
         for name in ("weightstore", "prefill.0", "decode.0"):
             node.restart(name)
         wait_for("the board", lambda: list(node.shm.glob(f"hearth.{node.name}.turns.*")))
+
+
+def test_a_restarted_store_adopts_the_board_in_use():
+    with Node(config=BY_PREFILL) as node:
+        def board():
+            return [(path.name, path.stat().st_ino) for path in node.shm.glob(f"hearth.{node.name}.turns.*")]
+        before = board()
+        node.restart("weightstore")
+        wait_for("adoption", lambda: node.log("weightstore").count("READY") == 2)
+        assert len(before) == 1 and board() == before, (before, board())
+        wait_for("the workers' return", lambda: node.get("/health").status == 200 and all(w["state"] == "ready" for w in node.status()["workers"].values()))
+        Together(node).join()
+        assert int(prompts(node, "prefill.0")["ops_held_back"]) > 0 and int(prompts(node, "decode.0")["windows"]) > 0, node.status()["workers"]
+        for name in ("router", "decode.0", "prefill.0", "weightstore"):
+            node.terminate(name)
+        assert "removed 5 regions" in node.command("drop")[1] and board() == []
 
 
 def test_the_path_follows_what_was_measured():
