@@ -58,6 +58,12 @@ def ask_prompt(node, size):
     return time.monotonic() - begin
 
 
+def steps_of(node):
+    """Decode's own account of its last thousand steps, ms: what gaps have beyond it is between steps, or on the way to the client."""
+    status = node.status()["workers"]["decode.0"]
+    return status["step_ms_p50"], status["step_ms_p99"]
+
+
 def foretold(node):
     """Count and sum of real over predicted time to the first token, of prompts that a prefill worker computed."""
     metrics = node.get("/metrics").body.decode()
@@ -73,6 +79,7 @@ def measure(node, args):
     time.sleep(1.1)  # the router looks at what passes cost once a second
     alone = [gap for _, gap in gaps_of(node, args.seconds / 2)]
     wait_for("an idle node", node.idle)
+    steps_alone = steps_of(node)
     prompt_alone = ask_prompt(node, args.prompt)
     before = foretold(node)
     gaps, took, spans, stop = [], [], [], threading.Event()
@@ -98,7 +105,7 @@ def measure(node, args):
     end = gaps[-1][0]
     beside = [gap for at, gap in gaps if any(b <= at <= e for b, e in spans)]
     took = [e - b for b, e in spans if e <= end]
-    return alone, beside, prompt_alone, took, (before, after)
+    return alone, beside, prompt_alone, took, (before, after), (steps_alone, steps_of(node))
 
 
 def quantiles(values):
@@ -144,12 +151,12 @@ def main():
                     os.sched_setaffinity(0, FIRST)
                 node.wait_ready()
                 node.wait_worker("prefill.0")
-                alone, beside, prompt_alone, took, (before, after) = measure(node, args)
+                alone, beside, prompt_alone, took, (before, after), steps = measure(node, args)
                 a, b = quantiles(alone), quantiles(beside)
                 line = "  ".join(f"{what} {a[what]:.2f} -> {b[what]:.2f} ({b[what] / a[what]:.2f}x)" for what in a)
                 foreseen = f"; real / predicted {(after[1] - before[1]) / (after[0] - before[0]):.2f}" if after[0] > before[0] else ""
                 print(f"{cores:11} {path:7}  {line}; prompt {prompt_alone:.2f} s alone, " +
-                      (f"{statistics.median(took):.2f} s beside" if took else "none ended beside it") + f"{foreseen}", flush=True)
+                      (f"{statistics.median(took):.2f} s beside" if took else "none ended beside it") + f"{foreseen}; steps p50 {steps[0][0]:.2f} -> {steps[1][0]:.2f}, p99 {steps[0][1]:.2f} -> {steps[1][1]:.2f}", flush=True)
                 turns = [text for text in node.command("status")[1].splitlines() if " turns: " in text]
                 print("".join(f"    {text}\n" for text in turns), end="", flush=True)
                 os.sched_setaffinity(0, CORES)
