@@ -181,11 +181,22 @@ absl::StatusOr<std::optional<ExpertRingFiller::Request>> ExpertRingFiller::Await
     return absl::DataLossError(absl::StrCat(ring_->region().path(), ": ", posted, " requests posted where ", next_, " have been filled in ",
                                             ring_->geometry().num_slots, " slots: its worker is broken"));
   }
-  const uint64_t request = ring_->request(next_).load(std::memory_order_relaxed);
-  return Request{.layer = static_cast<int64_t>(request >> 32),
-                 .expert = static_cast<int64_t>(request & 0xffff'ffff),
-                 .wanted = header.unwanted.load(std::memory_order_acquire) <= next_,
-                 .record = ring_->record(next_)};
+  return At(next_);
+}
+
+std::optional<ExpertRingFiller::Request> ExpertRingFiller::Posted(uint64_t number) const {
+  const uint64_t posted = ring_->header().posted.load(std::memory_order_acquire);
+  const bool possible = posted >= next_ && posted - next_ <= ring_->geometry().num_slots;  // else AwaitRequest says so
+  if (!possible || number < next_ || number >= posted) return std::nullopt;
+  return At(number);
+}
+
+ExpertRingFiller::Request ExpertRingFiller::At(uint64_t number) const {
+  const uint64_t request = ring_->request(number).load(std::memory_order_relaxed);
+  return {.layer = static_cast<int64_t>(request >> 32),
+          .expert = static_cast<int64_t>(request & 0xffff'ffff),
+          .wanted = ring_->header().unwanted.load(std::memory_order_acquire) <= number,
+          .record = ring_->record(number)};
 }
 
 void ExpertRingFiller::Filled(FillOutcome outcome) {

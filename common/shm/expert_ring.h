@@ -141,6 +141,10 @@ class ExpertRingFiller {
   };
   // Waits for a request that has not been filled; none when `timeout_ns` has passed first, or `stop` is set. DataLoss: the worker has posted what can't be.
   absl::StatusOr<std::optional<Request>> AwaitRequest(int64_t timeout_ns, const std::atomic<bool>* stop = nullptr);
+  // Number of the request that AwaitRequest returns next.
+  uint64_t next() const { return next_; }
+  // A request that has been posted and is not filled: what takes its time may be copied in any order, though Filled is said in theirs.
+  std::optional<Request> Posted(uint64_t number) const;
   // Of the request that AwaitRequest returned: its slot holds the record, or says why not.
   void Filled(FillOutcome outcome);
   // After `stop` was set, from another thread: a wait of AwaitRequest ends now (one that is just about to begin, after its time).
@@ -148,6 +152,8 @@ class ExpertRingFiller {
   const ExpertRing& ring() const { return *ring_; }
 
  private:
+  Request At(uint64_t number) const;
+
   const std::unique_ptr<ExpertRing> ring_;
   uint64_t next_ = 0;
 };

@@ -1,13 +1,16 @@
-// One thread that fills one expert ring from the image's segment of its own NUMA node, and from that segment's disk part.
+// One thread that fills one expert ring from the image's segment of its own NUMA node, and from that segment's disk part, of which it reads for all posted
+// requests at once.
 // Room: services/weightstore. May touch: common/{shm,disk,numa,trace,base}. Threads: any; its own one fills.
 #pragma once
 
 #include <atomic>
 #include <cstdint>
+#include <deque>
 #include <memory>
 #include <optional>
 #include <string>
 #include <thread>
+#include <utility>
 
 #include "common/disk/disk_reader.h"
 #include "common/numa/topology.h"
@@ -41,11 +44,17 @@ class RingFiller {
   void Run(const ShardHome& home);
   // None: told to stop, and the record may still be under way.
   std::optional<FillOutcome> Fill(const ExpertRingFiller::Request& request);
+  // Errors: what Image::Expert says; InvalidArgument for a record larger than a slot.
+  absl::StatusOr<ImageExpert> RecordOf(const ExpertRingFiller::Request& request) const;
+  void ReadAhead();
+  std::optional<FillOutcome> AwaitRead(uint64_t number);
 
   const std::string name_;
   const std::shared_ptr<const WeightImage> image_;
   ExpertRingFiller filler_;
-  const std::unique_ptr<DiskReader> disk_;  // behind the ring, whose memory it reads into: gone first
+  const std::unique_ptr<DiskReader> disk_;           // behind the ring, whose memory it reads into: gone first
+  uint64_t looked_at_ = 0;                           // requests below it: those that lie on disk are being read
+  std::deque<std::pair<uint64_t, uint64_t>> reads_;  // in order: request, number of its read
   const TraceTrack track_;
   std::atomic<bool> stop_{false};
   std::atomic<bool> broken_{false};
