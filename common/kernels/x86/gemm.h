@@ -16,7 +16,6 @@
 //   AddPart(total, sum, tile, part, v, token): the total with the sum over one part added
 // or, instead of kAtOnce and Step, for a form with a way of its own (gemm_tiles.h):
 //   Multiply(step, vectors, x, count, totals, ahead): totals of `count` tokens and the tile's first vectors, as MultiplyTile has them
-//   AheadSteps(tokens): how many steps it moves `ahead` by
 //   kTokensRead: rows of x that it may read though `count` is less, where the skeleton has copied them
 // A policy P says how weights are read: kElementBytes or a block's sizes, kScaled, kFactor (see linear.h), and what the form wants.
 #pragma once
@@ -117,16 +116,6 @@ template <class G>
 HEARTH_INLINE int64_t GemmParts(int64_t tokens) {
   return (tokens + G::kAtOnce - 1) / G::kAtOnce;
 }
-// Steps of GemmAhead in a tile's products.
-template <class G>
-HEARTH_INLINE int64_t AheadSteps(int64_t tokens) {
-  if constexpr (MultipliesItself<G>) {
-    return G::AheadSteps(tokens);
-  } else {
-    return GemmParts<G>(tokens) * (kGemmPairs / kAheadPairs);
-  }
-}
-
 // In even parts of at most kAtOnce tokens: a rest of one or two would wait for its own sums most of the time.
 template <class G, int N, class Ahead>
 void MultiplyTokens(const GemmStep<G>& step, const bf16* x, int64_t m_count, float (*totals)[kGemmRows<G>], Ahead& ahead) {
@@ -146,6 +135,7 @@ void MultiplyTokens(const GemmStep<G>& step, const bf16* x, int64_t m_count, flo
         for (int64_t line = 0; line <= kGemmRows<G>; line += 16) __builtin_prefetch(step.y + t * step.ldy + line, 1);
       }
     }
+    ahead.BeginPart(part);
     MultiplyPart<G, N, Ahead>(std::make_integer_sequence<int, G::kAtOnce>(), step, begin, x + begin * step.ldx, count, totals + begin, ahead);
   }
 }
@@ -200,7 +190,7 @@ struct GemmWork {
   typename G::Tile tile;
   // Side by side, and not in y, whose rows often lie a multiple of 4 KiB apart: they would share a few sets of each cache.
   alignas(64) float totals[kGemmTokens][kGemmRows<G>];
-  alignas(64) uint8_t stage[kGemmRows<G> * StageRow<G, P>() + 1];
+  alignas(64) uint8_t stage[StageRow<G, P>() > 0 ? kGemmRows<G>* StageRow<G, P>() : 128];
   bf16 tail[kGemmTailTokens * kScaleBlock];
 };
 
@@ -229,7 +219,13 @@ void GemmTileRows(const WeightView& w, int64_t row, int64_t row_end, const bf16*
   const int64_t stride = ColumnBytes<P>(w.row_stride);
   const uint8_t* data = static_cast<const uint8_t*>(w.data) + row * stride;
   const int64_t vectors = (rows + V::kLanes - 1) / V::kLanes;
-  const int64_t ahead_steps = AheadSteps<G>(m_count);
+  const int64_t parts = [&]() -> int64_t {
+    if constexpr (MultipliesItself<G>) {
+      return 1;
+    } else {
+      return GemmParts<G>(m_count);
+    }
+  }();
   Ahead ahead;
   const auto multiply = [&](const GemmStep<G>& step, const bf16* from, int64_t count, float(*totals)[kGemmRows<G>]) {
     if constexpr (MultipliesItself<G>) {
@@ -252,7 +248,7 @@ void GemmTileRows(const WeightView& w, int64_t row, int64_t row_end, const bf16*
       if constexpr (!ScalesParts<G>)
         step.scales[v] = P::kScaled ? RowScales<V>(w, row + first, rows - first, c / kScaleBlock, P::kFactor) : V::Set(1.0f);
     }
-    ahead = Ahead(TileAt<G, P>(w, row, row_end, c, 1), TileAt<G, P>(w, row, row_end, c, 2), ahead_steps, work.stage);
+    ahead = Ahead(TileAt<G, P>(w, row, row_end, c, 1), TileAt<G, P>(w, row, row_end, c, 2), parts, work.stage);
     if (cols == kScaleBlock) {
       multiply(step, x + c, m_count, work.totals);
       ahead.Finish();
@@ -296,7 +292,7 @@ void GemmOf(const WeightView& w, const bf16* x, int64_t ldx, int64_t m_count, fl
     const int64_t count = m_count - m < kGemmTokens ? m_count - m : kGemmTokens;
     if (w.cols > 0) {
       const GemmTile first = TileAt<G, P>(w, row_begin, row_end, 0, 0);
-      GemmAhead<G, 0>(first, {}, 1, nullptr).Finish();
+      FetchTile(first);
       if constexpr (StageRow<G, P>() > 0) GemmAhead<G, StageRow<G, P>()>(first, TileAt<G, P>(w, row_begin, row_end, 0, 1), 1, work.stage).Finish();
     }
     for (int64_t row = row_begin; row < row_end; row += kGemmRows<G>) {

@@ -23,34 +23,42 @@ struct GemmTile {
   int64_t rows = 0;
 };
 
-constexpr int kAheadPairs = 2;  // of columns that are multiplied between two steps
+constexpr int kAheadPairs = 2;                              // of columns that are multiplied between two steps
+constexpr int kAheadSteps = kScaleBlock / 2 / kAheadPairs;  // in a part of the tokens
 
-// Brings a tile's rows a few at a time, spread evenly over the products of the tile before: in one burst they would be more misses than a core can keep.
-//   kStageRow: bytes of a whole tile's row where tiles are filled from a copy, by G::CopyLine; 0: the next tile is fetched and nothing else
+HEARTH_INLINE void FetchLine(const uint8_t* p) { _mm_prefetch(reinterpret_cast<const char*>(p), _MM_HINT_T0); }
+
+HEARTH_INLINE void FetchTile(const GemmTile& tile) {
+  for (int64_t r = 0; r < tile.rows; ++r) {
+    for (int64_t b = 0; b < tile.row_bytes; b += 64) FetchLine(tile.data + r * tile.stride + b);
+  }
+}
+
+// Brings a tile's rows to `stage`, for forms with a CopyLine, evenly over the products of the tile before: in one burst they would be more misses than a
+// core can keep.   kStageRow: bytes of a whole tile's row
 // What Step does stands between products whose sums fill the registers: so it has no loop for a tile whose rows end early, which Finish brings.
 template <class G, int kStageRow>
 class GemmAhead {
  public:
   GemmAhead() = default;
-  // next: the tile to bring; behind: the one after it, whose rows lie as far apart; steps: how many there will be, about; stage: [next.rows, kStageRow]
-  HEARTH_INLINE GemmAhead(const GemmTile& next, const GemmTile& behind, int64_t steps, uint8_t* stage)
+  // next: the tile to bring; behind: the one after it, whose rows lie as far apart; parts: of the tokens; stage: [next.rows, kStageRow]
+  HEARTH_INLINE GemmAhead(const GemmTile& next, const GemmTile& behind, int64_t parts, uint8_t* stage)
       : next_(next.data),
         behind_(behind.rows > 0 ? behind.data : next.data),
         stride_(next.stride),
         row_bytes_(next.row_bytes),
         left_(next.rows),
         stage_(stage),
-        rate_(kStageRow > 0 && next.row_bytes < kStageRow ? 0 : (next.rows * kRow + steps - 1) / steps) {}
+        rate_(next.row_bytes < kStageRow ? 0 : next.rows * kRow / (parts * kAheadSteps) + 1) {}
 
+  HEARTH_INLINE void BeginPart(int64_t /*part*/) {}
   HEARTH_INLINE void Step() {
     for (due_ += rate_; due_ >= kRow && left_ > 0; due_ -= kRow) BringRow();
   }
   HEARTH_INLINE void Finish() {
-    if constexpr (kStageRow > 0) {
-      for (; row_bytes_ < kStageRow && left_ > 0; Advance()) {
-        for (int64_t b = 0; b < row_bytes_; b += 64) G::CopyLine(stage_ + b, next_ + b, row_bytes_ - b);
-        for (int64_t b = 0; b < kStageRow; b += 64) _mm_prefetch(reinterpret_cast<const char*>(behind_ + b), _MM_HINT_T0);
-      }
+    for (; row_bytes_ < kStageRow && left_ > 0; Advance()) {
+      for (int64_t b = 0; b < row_bytes_; b += 64) G::CopyLine(stage_ + b, next_ + b, row_bytes_ - b);
+      for (int64_t b = 0; b < kStageRow; b += 64) FetchLine(behind_ + b);
     }
     while (left_ > 0) BringRow();
   }
@@ -59,14 +67,10 @@ class GemmAhead {
   static constexpr int64_t kRow = 1 << 16;  // due_ and rate_ are in so many parts of a row
 
   HEARTH_INLINE void BringRow() {
-    if constexpr (kStageRow > 0) {
 #pragma GCC unroll 4
-      for (int b = 0; b < kStageRow; b += 64) _mm_prefetch(reinterpret_cast<const char*>(behind_ + b), _MM_HINT_T0);
+    for (int b = 0; b < kStageRow; b += 64) FetchLine(behind_ + b);
 #pragma GCC unroll 4
-      for (int b = 0; b < kStageRow; b += 64) G::CopyLine(stage_ + b, next_ + b, 64);
-    } else {
-      for (int64_t b = 0; b < row_bytes_; b += 64) _mm_prefetch(reinterpret_cast<const char*>(next_ + b), _MM_HINT_T0);
-    }
+    for (int b = 0; b < kStageRow; b += 64) G::CopyLine(stage_ + b, next_ + b, 64);
     Advance();
   }
   HEARTH_INLINE void Advance() {
@@ -84,6 +88,38 @@ class GemmAhead {
   uint8_t* stage_ = nullptr;
   int64_t rate_ = 0;
   int64_t due_ = 0;
+};
+
+// Other forms fill a tile from where it lies: the next one is fetched, 128 bytes of each row in each part until it is there.
+template <class G>
+class GemmAhead<G, 0> {
+ public:
+  GemmAhead() = default;
+  HEARTH_INLINE GemmAhead(const GemmTile& next, const GemmTile& /*behind*/, int64_t /*parts*/, const uint8_t* idle) : next_(next), idle_(idle) {}
+
+  HEARTH_INLINE void BeginPart(int64_t part) {
+    const bool fetches = part * kFetched < next_.row_bytes;
+    at_ = fetches ? next_.data + part * kFetched : idle_;
+    stride_ = fetches ? next_.stride : 0;
+  }
+  HEARTH_INLINE void Step() {
+    const uint8_t* at = at_;
+#pragma GCC unroll 2
+    for (int i = 0; i < kAheadPairs; ++i, at += stride_) {
+      FetchLine(at);
+      FetchLine(at + 64);
+    }
+    at_ = at;
+  }
+  HEARTH_INLINE void Finish() {}
+
+ private:
+  static constexpr int64_t kFetched = 128;
+
+  GemmTile next_;
+  const uint8_t* idle_ = nullptr;  // what is there already, read where nothing is to be fetched
+  const uint8_t* at_ = nullptr;
+  int64_t stride_ = 0;
 };
 
 }  // namespace

@@ -61,10 +61,6 @@ struct TileForm {
     U::template Fill<P>(tile, v, data, stride, rows, begin, cols);
   }
 
-  static HEARTH_INLINE int64_t AheadSteps(int64_t tokens) {
-    return (tokens + kSumRows - 1) / kSumRows * (kVectors / 2) * (kScaleBlock / kTileColumns);
-  }
-
   // sums[token][row] of one or two groups of tokens and vectors of rows.
   template <int kGroups, int kWide, class Ahead>
   static __attribute__((noinline)) void Sums(const GemmStep<TileForm>& step, int64_t v, const bf16* const (&x)[2], float (&sums)[kSumRows][kSumRows],
@@ -75,7 +71,7 @@ struct TileForm {
     if constexpr (kGroups > 1 && kWide > 1) U::template Zero<3>();
     const int64_t ldx_bytes = step.ldx * static_cast<int64_t>(sizeof(bf16));
     for (int c = 0; c < kScaleBlock; c += kTileColumns) {
-      ahead.Step();
+      for (int pairs = 0; pairs < kTileColumns / 2; pairs += kAheadPairs) ahead.Step();
       const uint32_t(*pairs)[kTileRows] = &step.tile->pairs[c / 2][v];
       U::template Load<4>(x[0] + c, ldx_bytes);
       U::template Load<6>(pairs, U::kPairsStride);
@@ -104,6 +100,7 @@ struct TileForm {
     // Registers keep the number of rows they were configured for, and reconfiguring them costs more than a step: the last group begins earlier and
     // computes some tokens twice, whose sums are left alone. A call of fewer tokens is configured for them.
     const int64_t last = count > kTileRows ? count - kTileRows : 0;
+    int64_t part = 0;
     const auto start = [&](int64_t token) { return token < last ? token : last; };
     for (int64_t t = 0; t < count; t += kSumRows) {
       const int64_t left = count - t < kSumRows ? count - t : kSumRows;
@@ -111,6 +108,7 @@ struct TileForm {
       const bf16* const from[2] = {x + start(t) * step.ldx, x + start(t + kTileRows) * step.ldx};
       for (int64_t v = 0; v < vectors; v += 2) {
         const int wide = vectors - v > 1 ? 2 : 1;
+        ahead.BeginPart(part++);
         kKernels[groups - 1][wide - 1](step, v, from, sums, ahead);
         for (int64_t i = 0; i < left; ++i) {
           const int64_t group = i / kTileRows;
