@@ -88,7 +88,7 @@ ExpertView DiskExpertSource::Acquire(int64_t layer, int64_t expert, int64_t shar
   Request* request = Find({layer, expert});
   if (request == nullptr) request = BeginUnforeseen({layer, expert});
   if (request == nullptr) {
-    if (status_.ok()) ++through_mapping_;
+    if (status_.ok() && !Stopped()) ++through_mapping_;  // else the pass ends, and reads no more
     return view;
   }
   request->acquired = true;
@@ -114,7 +114,7 @@ DiskExpertSource::Request* DiskExpertSource::BeginUnforeseen(const ExpertId& id)
   std::optional<size_t> buffer = FreeBuffer();
   while (!buffer.has_value()) {
     const auto ending = std::ranges::find_if(buffers_, [](const Buffer& b) { return !b.taken; });
-    if (ending == buffers_.end() || (stop_ != nullptr && stop_->stopped())) return nullptr;
+    if (ending == buffers_.end() || Stopped()) return nullptr;
     if (MonotonicNowNs() - begin_ns > patience_ns_) {
       Fail(absl::DeadlineExceededError(NothingFor(weights_->disk_dir(), patience_ns_)));
       return nullptr;
@@ -186,7 +186,7 @@ bool DiskExpertSource::AwaitShard(Request& request, int64_t shard) {
   const int64_t begin_ns = MonotonicNowNs();
   bool said = false;
   while (!reader_->AwaitEnded(number, kLookNs)) {
-    if (stop_ != nullptr && stop_->stopped()) return false;
+    if (Stopped()) return false;
     const int64_t waited_ns = MonotonicNowNs() - begin_ns;
     const std::string path = weights_->disk_parts()[static_cast<size_t>(shard)].path;
     if (waited_ns > patience_ns_) {

@@ -75,6 +75,8 @@ class DiskExpertSource : public ExpertSource {
   void BeginReads(const ExpertId& id, int64_t place, size_t buffer);
   bool AwaitShard(Request& request, int64_t shard);
   void Fail(absl::Status status);
+  // The pass is told to end.
+  bool Stopped() const { return stop_ != nullptr && stop_->stopped(); }
 
   ExpertSource& image_;
   const std::shared_ptr<const WeightImage> weights_;
