@@ -56,7 +56,7 @@ void PageKeeper::Offer(std::shared_ptr<LiveStream> stream) {
   Push({.kind = Task::Kind::kOffer, .stream = std::move(stream), .request = id});
 }
 
-absl::Status PageKeeper::PerformPrepare(Task& task) {
+absl::StatusOr<std::optional<KeeperEvent>> PageKeeper::PerformPrepare(Task& task) {
   const StreamRequest& request = task.stream->request;
   KeeperEvent event{.kind = KeeperEvent::Kind::kPrepared, .serial = task.stream->serial};
   ASSIGN_OR_RETURN(event.rows, store_.Take(request.id));
@@ -83,31 +83,30 @@ absl::Status PageKeeper::PerformPrepare(Task& task) {
       if (row.index >= have) event.rows.push_back(row);
     }
   }
-  deliver_(std::move(event));
-  return absl::OkStatus();
+  return event;
 }
 
-absl::Status PageKeeper::Perform(Task& task) {
+absl::StatusOr<std::optional<KeeperEvent>> PageKeeper::Perform(Task& task) {
   const bool gone = task.stream != nullptr && task.stream->gone();
   const TraceSpan span(track_, kTaskNames[static_cast<size_t>(task.kind)], "stream", TraceId(task.request));
   switch (task.kind) {
-    case Task::Kind::kPrepare: return gone ? absl::OkStatus() : PerformPrepare(task);
+    case Task::Kind::kPrepare:
+      if (!gone) return PerformPrepare(task);
+      break;
     case Task::Kind::kGrow: {
-      if (gone) return absl::OkStatus();
+      if (gone) break;
       KeeperEvent event{.kind = KeeperEvent::Kind::kGrown, .serial = task.stream->serial};
       ASSIGN_OR_RETURN(event.rows, store_.Alloc(task.request, static_cast<int32_t>(task.first), static_cast<int32_t>(task.count), /*at_least=*/1));
-      deliver_(std::move(event));
-      return absl::OkStatus();
+      return event;
     }
-    case Task::Kind::kSeal: return store_.Seal(task.request, task.indexes);
-    case Task::Kind::kFree: return store_.Free(task.request, static_cast<int32_t>(task.first));
+    case Task::Kind::kSeal: RETURN_IF_ERROR(store_.Seal(task.request, task.indexes)); break;
+    case Task::Kind::kFree: RETURN_IF_ERROR(store_.Free(task.request, static_cast<int32_t>(task.first))); break;
     case Task::Kind::kOffer: {
       RETURN_IF_ERROR(store_.Offer(task.request));
-      deliver_({.kind = KeeperEvent::Kind::kOffered, .serial = task.stream->serial});
-      return absl::OkStatus();
+      return KeeperEvent{.kind = KeeperEvent::Kind::kOffered, .serial = task.stream->serial};
     }
   }
-  return absl::OkStatus();
+  return std::nullopt;
 }
 
 void PageKeeper::Run() {
@@ -133,11 +132,14 @@ void PageKeeper::Run() {
       device_.HostWait(*signal_, seen, {.stop = &stop_});
       continue;
     }
-    const absl::Status status = yields ? absl::ResourceExhaustedError("running streams come first") : Perform(task);
-    if (status.ok()) {
+    absl::StatusOr<std::optional<KeeperEvent>> done = absl::ResourceExhaustedError("running streams come first");
+    if (!yields) done = Perform(task);
+    if (done.ok()) {
+      if (done->has_value()) deliver_(**std::move(done));
       failed_in_row = 0;
       continue;
     }
+    const absl::Status& status = done.status();
     const bool waits_for_page = absl::IsResourceExhausted(status);
     // FailedPrecondition of a stream to come: another worker still holds it; it is being killed or will offer it. Of one that is ours already it
     // is final, and must not stand before the stream's later tasks.

@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 #include "common/device/device.h"
@@ -62,8 +63,8 @@ class PageKeeper {
   void Push(Task task);
   void Run();
   // Unavailable: try again later. ResourceExhausted: likewise, behind the others.
-  absl::Status Perform(Task& task);
-  absl::Status PerformPrepare(Task& task);
+  absl::StatusOr<std::optional<KeeperEvent>> Perform(Task& task);
+  absl::StatusOr<std::optional<KeeperEvent>> PerformPrepare(Task& task);
 
   Device& device_;
   PageStore& store_;
