@@ -1,11 +1,13 @@
 #!/usr/bin/env python3
 """A flame picture of where CPU time goes: samples a command or a running process with perf and draws an SVG.
 
-  tests/bench/flame.py --out decode.svg --keep 'HostOps|CpuExpertEngine|DecoderPass' -- build/release/bench/forward_bench DIR --prefill 128
+  cmake --preset release -B build/frames -DCMAKE_CXX_FLAGS=-fno-omit-frame-pointer && cmake --build build/frames --target forward_bench
+  tests/bench/flame.py --out decode.svg --keep 'HostOps|CpuExpertEngine|DecoderPass' --frame-pointers -- build/frames/bench/forward_bench DIR --prefill 16
   tests/bench/flame.py --out worker.svg --pid $(pgrep -f hearth-decode) --seconds 10
 
 Width is CPU time, summed over threads; height is the call stack, callers below. `--keep` leaves only stacks with a frame that matches, from that frame up, so that
-threads of a pool and their caller lie on one another. Needs Debian's linux-perf, and kernel.perf_event_paranoid <= 1 or root. A sample every 2 ms by the
+threads of a pool and their caller lie on one another. The CPU kernels keep whole tiles of weights on the stack, more than perf copies: without --frame-pointers their callers stay unknown, and
+`--keep` drops them (it says how many). Needs Debian's linux-perf, and kernel.perf_event_paranoid <= 1 or root. A sample every 2 ms by the
 CPU's clock: works in virtual machines, which mostly have no counters.
 """
 import argparse
@@ -38,20 +40,22 @@ def short(symbol):
 
 
 def stacks(script, keep):
-    """Counts of stacks, callers first."""
+    """Counts of stacks, callers first, and how many samples have no frame to keep."""
     counts = collections.Counter()
+    dropped = 0
     for sample in script.split("\n\n"):
         frames = [m.group(1) for m in re.finditer(r"^\s+[0-9a-f]+ (.+?)(?:\+0x[0-9a-f]+)? \(.*\)$", sample, re.M)]
         names = [name for name in map(short, reversed(frames)) if name]
         if keep:
             first = next((i for i, name in enumerate(names) if re.search(keep, name)), None)
             if first is None:
+                dropped += 1
                 continue
             names = names[first:]
         merged = [name for i, name in enumerate(names) if i == 0 or name != names[i - 1]]
         if merged:
             counts[tuple(merged)] += 1
-    return counts
+    return counts, dropped
 
 
 def tree(counts):
@@ -92,17 +96,19 @@ def main():
     parser.add_argument("--keep", help="a regular expression on frames")
     parser.add_argument("--pid", help="sample this process instead of a command")
     parser.add_argument("--seconds", type=float, default=10, help="with --pid")
+    parser.add_argument("--frame-pointers", action="store_true", help="the program was built with -fno-omit-frame-pointer; else stacks are unwound from copies of 4 KB")
     parser.add_argument("--title", default="")
     parser.add_argument("command", nargs="*")
     args = parser.parse_args()
     if bool(args.pid) == bool(args.command):
         parser.error("give either --pid or a command after --")
     with tempfile.NamedTemporaryFile(suffix=".perf") as data:
-        record = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "499", "--call-graph", "dwarf,4096", "-o", data.name]
+        record = ["perf", "record", "-q", "-e", "cpu-clock", "-F", "499", "--call-graph", "fp" if args.frame_pointers else "dwarf,4096", "-o", data.name]
         record += ["-p", args.pid, "--", "sleep", str(args.seconds)] if args.pid else ["--", *args.command]
         subprocess.run(record, check=True, stdout=sys.stderr)
         script = subprocess.run(["perf", "script", "--no-inline", "-i", data.name, "-F", "comm,ip,sym,dso"], check=True, capture_output=True, text=True).stdout
-    root = tree(stacks(script, args.keep))
+    counts, dropped = stacks(script, args.keep)
+    root = tree(counts)
     if root["count"] == 0:
         sys.exit(f"no sample of {args.keep!r}: nothing to draw")
     height = depth(root, root["count"]) * ROW + 30
@@ -111,7 +117,7 @@ def main():
     with open(args.out, "w") as file:
         file.write(f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" font-family="monospace" font-size="11">'
                    f'<rect width="{WIDTH}" height="{height}" fill="white"/><text x="4" y="16" font-size="13">{html.escape(args.title)}</text>{"".join(out)}</svg>\n')
-    print(f"{args.out}: {root['count']} samples")
+    print(f"{args.out}: {root['count']} samples; {dropped} others have no frame to keep")
 
 
 if __name__ == "__main__":

@@ -30,15 +30,6 @@ struct Flags {
   std::vector<size_t> batches = {1, 2, 4, 6};
 };
 
-std::vector<int32_t> Ids(int64_t n, uint32_t seed, int64_t vocab) {
-  std::vector<int32_t> ids;
-  for (int64_t i = 0; i < n; ++i) {
-    seed = seed * 1664525u + 1013904223u;
-    ids.push_back(static_cast<int32_t>((seed >> 8) % static_cast<uint32_t>(vocab)));
-  }
-  return ids;
-}
-
 // How many tokens of a step chose an expert, by (layer, expert).
 using ExpertTokens = std::map<std::pair<int64_t, int32_t>, int64_t>;
 
