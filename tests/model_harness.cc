@@ -40,9 +40,7 @@ class Images {
       options.num_shards = num_shards;
       if (on_disk > 0) {
         ASSIGN_OR_RETURN(const ImagePlan plan, PlanImage(model_dir, num_shards));
-        uint64_t experts = 0;
-        for (const ExpertRow& row : plan.manifest.experts) experts += (row.bytes + kImageAlign - 1) / kImageAlign * kImageAlign;
-        options.image_bytes_max = plan.segment_bytes() - static_cast<uint64_t>(on_disk * static_cast<double>(experts));
+        options.image_bytes_max = plan.segment_bytes() - static_cast<uint64_t>(on_disk * static_cast<double>(plan.expert_bytes()));
       }
       ASSIGN_OR_RETURN(const BuildResult built, BuildImage(options));
       ASSIGN_OR_RETURN(image, WeightImage::Attach(place, built.generation));

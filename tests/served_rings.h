@@ -14,6 +14,7 @@
 #include <thread>
 #include <vector>
 
+#include "common/base/align.h"
 #include "common/experts/ring_expert_source.h"
 #include "common/model/forward.h"
 #include "common/shm/expert_ring.h"
@@ -34,7 +35,7 @@ class ServedRings {
         }
       }
     }
-    const uint64_t slot_bytes = (record_bytes + kRingSlotAlign - 1) / kRingSlotAlign * kRingSlotAlign;
+    const uint64_t slot_bytes = AlignUp(record_bytes, kRingSlotAlign);
     for (uint32_t shard = 0; shard < image.num_shards(); ++shard) {
       const ExpertRingGeometry geometry{.lease_id = kLease, .shard = shard, .num_slots = slots, .slot_bytes = slot_bytes};
       threads_.emplace_back(&ServedRings::Fill, this, *ExpertRing::Create(place_, image.generation(), geometry));

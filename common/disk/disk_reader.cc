@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "common/base/align.h"
 #include "common/base/check.h"
 #include "common/base/time.h"
 
@@ -14,8 +15,6 @@ namespace hearth {
 namespace {
 
 constexpr int64_t kLookNs = 50'000'000;  // between two looks at what else may end a wait
-
-uint64_t WholeUnits(uint64_t bytes) { return (bytes + kDiskAlign - 1) / kDiskAlign * kDiskAlign; }
 
 }  // namespace
 
@@ -111,7 +110,7 @@ void DiskReader::BeginWaiting() {
     under_way_bytes_ += static_cast<int64_t>(piece.needed);
     queue_->Begin({.fd = piece.direct ? file.direct : file.buffered,
                    .offset = piece.offset,
-                   .bytes = piece.direct ? WholeUnits(piece.needed) : piece.needed,
+                   .bytes = piece.direct ? AlignUp(piece.needed, kDiskAlign) : piece.needed,
                    .to = piece.to,
                    .tag = tag});
   }

@@ -1,5 +1,6 @@
 // Records read from real files by both queues, and everything a disk may answer instead.
 #include "common/disk/disk_reader.h"
+#include "common/base/align.h"
 
 #include <errno.h>
 #include <gmock/gmock.h>
@@ -33,7 +34,7 @@ struct FreeDeleter {
   void operator()(void* p) const { free(p); }
 };
 std::unique_ptr<uint8_t, FreeDeleter> Room(uint64_t bytes) {
-  return std::unique_ptr<uint8_t, FreeDeleter>(static_cast<uint8_t*>(aligned_alloc(kDiskAlign, (bytes + kDiskAlign - 1) / kDiskAlign * kDiskAlign)));
+  return std::unique_ptr<uint8_t, FreeDeleter>(static_cast<uint8_t*>(aligned_alloc(kDiskAlign, AlignUp(bytes, kDiskAlign))));
 }
 
 // Param: whether by io_uring.

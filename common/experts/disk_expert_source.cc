@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/base/align.h"
 #include "common/base/check.h"
 #include "common/base/logging.h"
 #include "common/base/time.h"
@@ -13,8 +14,6 @@ namespace {
 
 constexpr int64_t kLookNs = 50'000'000;     // between two looks at what else may end a wait
 constexpr int64_t kSlowNs = 5'000'000'000;  // after which the log says what is waited for
-
-uint64_t WholeUnits(uint64_t bytes) { return (bytes + kDiskAlign - 1) / kDiskAlign * kDiskAlign; }
 
 std::string NothingFor(const std::string& path, int64_t waited_ns) {
   return absl::StrCat("reading ", path, ": nothing for ", HumanDuration(static_cast<double>(waited_ns) * 1e-9),
@@ -44,7 +43,7 @@ absl::Status DiskExpertSource::AllocateBuffers(int64_t count) {
   uint64_t bytes = 0;
   for (const uint64_t record : weights_->disk_record_bytes_max()) {
     shard_room_.push_back(bytes);
-    bytes += WholeUnits(record);
+    bytes += AlignUp(record, kDiskAlign);
   }
   memory_bytes_ = bytes * static_cast<uint64_t>(count);
   void* memory = mmap(nullptr, memory_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);

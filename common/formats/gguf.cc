@@ -9,6 +9,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
+#include "common/base/align.h"
 #include "common/formats/file_io.h"
 
 namespace hearth {
@@ -274,7 +275,7 @@ absl::StatusOr<Part> ReadPart(const std::string& path, int index, GgufArrays arr
     alignment = Unsigned(part.metadata, "general.alignment").value_or(0);
     if (alignment == 0 || alignment > kAlignmentMax || alignment % 8 != 0) return in.Wrong("general.alignment is no sensible alignment");
   }
-  const uint64_t data_begin = (in.at() + alignment - 1) / alignment * alignment;
+  const uint64_t data_begin = AlignUp(in.at(), alignment);
   std::sort(part.tensors.begin(), part.tensors.end(), [](const auto& a, const auto& b) { return a.offset < b.offset; });
   uint64_t end = data_begin;
   std::string before = "the header";

@@ -9,6 +9,7 @@
 #include <optional>
 #include <vector>
 
+#include "common/base/align.h"
 #include "common/base/logging.h"
 #include "common/base/publish_point.h"
 #include "common/base/time.h"
@@ -67,7 +68,7 @@ class DiskBytes {
       for (const std::optional<ShmRegion>& part : image_.disk_parts) paths.push_back(part.has_value() ? part->path() : "");
       ASSIGN_OR_RETURN(reader_, DiskReader::Open(paths));
     }
-    const uint64_t room = (range.bytes + kDiskAlign - 1) / kDiskAlign * kDiskAlign;
+    const uint64_t room = AlignUp(range.bytes, kDiskAlign);
     if (room > room_) {
       buffer_.reset(static_cast<uint8_t*>(aligned_alloc(kDiskAlign, room)));
       room_ = room;

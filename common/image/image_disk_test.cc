@@ -59,12 +59,7 @@ class ImageDiskTest : public testing::Test {
     return image.ok() ? *std::move(image) : nullptr;
   }
   // The smallest limit that is not refused.
-  uint64_t DenseBytes() {
-    const absl::StatusOr<ImagePlan> plan = PlanImage(work_ + "/model", 2);
-    uint64_t bytes = all_bytes_;
-    for (const ExpertRow& row : plan->manifest.experts) bytes -= (row.bytes + kImageAlign - 1) / kImageAlign * kImageAlign;
-    return bytes;
-  }
+  uint64_t DenseBytes() { return all_bytes_ - PlanImage(work_ + "/model", 2)->expert_bytes(); }
   std::vector<std::string> FilesLeft() const {
     std::vector<std::string> names;
     for (const std::string& dir : {place_.dir, place_.disk_dir}) {

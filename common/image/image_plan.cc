@@ -7,6 +7,7 @@
 #include <map>
 #include <numeric>
 
+#include "common/base/align.h"
 #include "common/formats/file_io.h"
 #include "common/formats/tensor_plan.h"
 #include "common/shm/expert_record.h"
@@ -14,8 +15,6 @@
 
 namespace hearth {
 namespace {
-
-constexpr uint64_t AlignUp(uint64_t n, uint64_t align) { return (n + align - 1) / align * align; }
 
 // Whether two tensors of a checkpoint hold the same bytes; reads both, up to the first difference.
 absl::StatusOr<bool> AreEqual(const Checkpoint& checkpoint, const CheckpointTensor& a, const CheckpointTensor& b) {
@@ -166,8 +165,9 @@ class Layouter {
       row.up_dtype = static_cast<uint8_t>(dtypes.up);
       row.down_dtype = static_cast<uint8_t>(dtypes.down);
       row.hidden = static_cast<uint32_t>(hidden);
-      if (range.count > 0)
+      if (range.count > 0) {
         row.offset = IsOnDisk(expert, spill_.on_disk, plan_.config.n_routed_experts) ? TakeOnDisk(segment, row.bytes) : Take(segment, row.bytes);
+      }
       plan_.manifest.experts.push_back(row);
       if (range.count == 0) continue;
       const uint32_t target = first_target + static_cast<uint32_t>(shard);
@@ -347,6 +347,11 @@ absl::Status CheckShards(int num_shards) {
 uint64_t ImagePlan::segment_bytes() const {
   return std::accumulate(manifest.segments.begin(), manifest.segments.end(), uint64_t{0},
                          [](uint64_t sum, const SegmentRow& row) { return sum + row.used_bytes + row.disk_bytes; });
+}
+
+uint64_t ImagePlan::expert_bytes() const {
+  return std::accumulate(manifest.experts.begin(), manifest.experts.end(), uint64_t{0},
+                         [](uint64_t sum, const ExpertRow& row) { return sum + AlignUp(row.bytes, kImageAlign); });
 }
 
 std::string ManifestTargetName(const Manifest& manifest, uint32_t target) {

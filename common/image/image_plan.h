@@ -49,6 +49,7 @@ struct ImagePlan {
   uint64_t read_bytes = 0;             // of all sources
 
   uint64_t segment_bytes() const;  // in shared memory and on disk
+  uint64_t expert_bytes() const;   // of them, the routed experts' records: what may lie on disk
   // "model.layers.3.mlp.gate.weight", or "model.layers.3, expert 7, shard 1 of 2".
   std::string TargetName(uint32_t target) const;
 };

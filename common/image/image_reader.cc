@@ -16,6 +16,7 @@
 #include <mutex>
 #include <thread>
 
+#include "common/base/align.h"
 #include "common/base/time.h"
 
 namespace hearth {
@@ -70,7 +71,7 @@ class CheckpointReader {
   absl::StatusOr<const uint8_t*> Read(uint64_t offset, uint64_t bytes, uint8_t* buffer) {
     const uint64_t from = offset / kDirectAlign * kDirectAlign;
     const uint64_t needed = offset + bytes - from;
-    const uint64_t wanted = (needed + kDirectAlign - 1) / kDirectAlign * kDirectAlign;
+    const uint64_t wanted = AlignUp(needed, kDirectAlign);
     uint64_t got = 0;
     while (got < needed) {
       const bool direct = use_direct_.load(std::memory_order_relaxed) && got % kDirectAlign == 0;

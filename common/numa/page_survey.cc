@@ -8,6 +8,7 @@
 #include <sstream>
 
 #include "absl/strings/str_format.h"
+#include "common/base/align.h"
 #include "common/base/time.h"
 #include "common/numa/placement.h"
 
@@ -50,7 +51,7 @@ struct Places {
 };
 Places PlacesOf(const PlacedMemory& memory) {
   const uint64_t begin = reinterpret_cast<uintptr_t>(memory.data);
-  const uint64_t aligned = (begin + kHugeBytes - 1) / kHugeBytes * kHugeBytes;
+  const uint64_t aligned = AlignUp(begin, kHugeBytes);
   const uint64_t end = begin + memory.bytes;
   return {reinterpret_cast<const uint8_t*>(aligned), aligned < end ? (end - aligned) / kHugeBytes : 0};
 }

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "common/base/align.h"
 #include "common/base/dtype.h"
 
 namespace hearth {
@@ -45,7 +46,7 @@ struct ExpertRecordLayout {
     ExpertRecordLayout layout;
     uint64_t at = 0;
     const auto part = [&at](uint64_t bytes) {
-      at = (at + kRecordPartAlign - 1) / kRecordPartAlign * kRecordPartAlign;
+      at = AlignUp(at, kRecordPartAlign);
       const uint64_t begin = at;
       at += bytes;
       return begin;

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "absl/strings/str_format.h"
+#include "common/base/align.h"
 #include "common/base/publish_point.h"
 #include "common/base/time.h"
 #include "common/shm/futex.h"
@@ -16,7 +17,7 @@ constexpr uint64_t kSlotBytesMax = 1ull << 36;  // far above any expert; keeps e
 
 uint64_t DataOffset(uint32_t num_slots) {
   const uint64_t end = sizeof(ExpertRingHeader) + num_slots * (sizeof(std::atomic<uint64_t>) + sizeof(ExpertRingSlot));
-  return (end + kRingSlotAlign - 1) / kRingSlotAlign * kRingSlotAlign;
+  return AlignUp(end, kRingSlotAlign);
 }
 
 absl::Status CheckGeometry(const ExpertRingGeometry& g) {

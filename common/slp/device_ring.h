@@ -10,6 +10,7 @@
 #include <memory>
 #include <vector>
 
+#include "common/base/align.h"
 #include "common/base/status.h"
 #include "common/device/device.h"
 
@@ -25,7 +26,7 @@ class DeviceRing {
 
   static constexpr uint64_t kSlotAlign = 256;
   // What a slot takes of memory.
-  static constexpr uint64_t SlotStep(uint64_t slot_bytes) { return (slot_bytes + kSlotAlign - 1) / kSlotAlign * kSlotAlign; }
+  static constexpr uint64_t SlotStep(uint64_t slot_bytes) { return AlignUp(slot_bytes, kSlotAlign); }
 
   // Without slots before Place.
   DeviceRing(Device& device, uint64_t slot_bytes) : device_(device), step_(SlotStep(slot_bytes)), returned_signal_(device.MakeSignal()) {}

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
+#include "common/base/align.h"
 #include "common/base/check.h"
 #include "common/experts/expert_source.h"
 #include "common/slp/expert_exchange.h"
@@ -25,7 +26,7 @@ void SubLayer::Add(const WeightView& view) {
 
 void SubLayer::AddRun(const void* host, uint64_t bytes) {
   runs_.push_back({.host = host, .bytes = bytes, .offset = bytes_});
-  bytes_ += (bytes + kRunAlign - 1) / kRunAlign * kRunAlign;
+  bytes_ += AlignUp(bytes, kRunAlign);
 }
 
 const SubLayer::Run& SubLayer::RunAt(const void* host) const {

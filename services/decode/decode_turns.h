@@ -25,8 +25,7 @@ class DecodeTurns {
   // Whether a prefill worker has an op to run now.
   bool Asked() const { return MostAsked().op_ns > 0; }
   // Between two steps: lets others run if `slack` has what they ask for by now, and returns when that time is over, nobody asks any more,
-  // or what is asked for no longer fits. False: nobody
-  // asked, or the slack must still be saved up.
+  // or what is asked for no longer fits. False: nobody asked, or the slack must still be saved up.
   bool GiveWay(Slack& slack);
 
   struct Counts {

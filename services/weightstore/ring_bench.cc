@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "common/base/align.h"
 #include "common/base/time.h"
 #include "common/disk/disk_reader.h"
 #include "common/experts/ring_expert_source.h"
@@ -95,12 +96,8 @@ class Bench {
 
   absl::Status Build(const Flags& flags) {
     ASSIGN_OR_RETURN(const ImagePlan plan, PlanImage(flags.model_dir, 1));
-    uint64_t expert_bytes = 0;
-    for (const ExpertRow& row : plan.manifest.experts) {
-      expert_bytes += (row.bytes + kImageAlign - 1) / kImageAlign * kImageAlign;
-      record_room_ = std::max(record_room_, (row.bytes + kRingSlotAlign - 1) / kRingSlotAlign * kRingSlotAlign);
-    }
-    const uint64_t limit = flags.disk ? plan.segment_bytes() - expert_bytes : 0;
+    for (const ExpertRow& row : plan.manifest.experts) record_room_ = std::max(record_room_, AlignUp(row.bytes, kRingSlotAlign));
+    const uint64_t limit = flags.disk ? plan.segment_bytes() - plan.expert_bytes() : 0;
     ASSIGN_OR_RETURN(
         const BuildResult built,
         BuildImage({.model_dir = flags.model_dir, .place = place_.regions, .image_bytes_max = limit, .num_shards = 1, .num_threads = 2}));

@@ -12,6 +12,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/base/align.h"
 #include "common/base/time.h"
 #include "common/disk/testing.h"
 #include "common/image/image_builder.h"
@@ -54,17 +55,13 @@ class RingFillerTest : public testing::Test {
   void Serve(double on_disk, std::function<ReadFault(const QueuedRead&)> fault) {
     const absl::StatusOr<ImagePlan> plan = PlanImage(work_ + "/model", 1);
     ASSERT_TRUE(plan.ok()) << plan.status();
-    uint64_t expert_bytes = 0, most = 0;
-    for (const ExpertRow& row : plan->manifest.experts) {
-      expert_bytes += (row.bytes + kImageAlign - 1) / kImageAlign * kImageAlign;
-      most = std::max(most, row.bytes);
-    }
-    const uint64_t limit = plan->segment_bytes() - static_cast<uint64_t>(on_disk * static_cast<double>(expert_bytes));
+    uint64_t most = 0;
+    for (const ExpertRow& row : plan->manifest.experts) most = std::max(most, row.bytes);
+    const uint64_t limit = plan->segment_bytes() - static_cast<uint64_t>(on_disk * static_cast<double>(plan->expert_bytes()));
     const auto built = BuildImage({.model_dir = work_ + "/model", .place = place_, .image_bytes_max = limit, .num_shards = 1, .num_threads = 2});
     ASSERT_TRUE(built.ok()) << built.status();
     image_ = *WeightImage::Attach(place_, built->generation);
-    const ExpertRingGeometry geometry{
-        .lease_id = kLease, .num_slots = kSlots, .slot_bytes = (most + kRingSlotAlign - 1) / kRingSlotAlign * kRingSlotAlign};
+    const ExpertRingGeometry geometry{.lease_id = kLease, .num_slots = kSlots, .slot_bytes = AlignUp(most, kRingSlotAlign)};
     auto disk = DiskReader::Open({image_->disk_parts()[0].path}, std::make_unique<FaultyQueue>(MakeThreadQueue(8), std::move(fault)));
     ASSERT_TRUE(disk.ok()) << disk.status();
     filler_ =

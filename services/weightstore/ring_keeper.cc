@@ -6,6 +6,7 @@
 #include <optional>
 #include <set>
 
+#include "common/base/align.h"
 #include "common/base/logging.h"
 #include "common/base/time.h"
 #include "common/formats/model_config.h"
@@ -41,7 +42,7 @@ absl::StatusOr<std::vector<uint64_t>> SlotBytes(const WeightImage& image) {
     return absl::InvalidArgumentError("the model has no routed experts: set prefill.expert_source = \"image\"");
   }
   // A shard may be empty (fewer blocks than shards); its ring still answers.
-  for (uint64_t& b : bytes) b = std::max<uint64_t>(1, (b + kRingSlotAlign - 1) / kRingSlotAlign) * kRingSlotAlign;
+  for (uint64_t& b : bytes) b = AlignUp(std::max<uint64_t>(b, 1), kRingSlotAlign);
   return bytes;
 }
 

@@ -17,6 +17,7 @@
 #include <memory>
 #include <string>
 
+#include "common/base/align.h"
 #include "common/base/time.h"
 #include "common/disk/disk_reader.h"
 #include "common/experts/disk_expert_source.h"
@@ -87,7 +88,7 @@ class Link {
     ASSIGN_OR_RETURN(const auto reader, DiskReader::Open(paths, Queue(flags)));
     const ModelConfig& c = harness_->model().config();
     const std::vector<uint64_t> most = image.disk_record_bytes_max();
-    const uint64_t room = (*std::ranges::max_element(most) + kDiskAlign - 1) / kDiskAlign * kDiskAlign;
+    const uint64_t room = AlignUp(*std::ranges::max_element(most), kDiskAlign);
     if (room_ == nullptr) {
       // In huge pages, as the source's buffers: a read into small ones is cut into as many requests as the disk's longest list of them makes it.
       room_bytes_ = room * static_cast<uint64_t>(flags.buffers * image.num_shards());
