@@ -30,47 +30,29 @@ constexpr int64_t kExperts = 7;  // of which no share is a whole number but all 
 // Two MoE layers of 7 experts, cut into 2 shards of unequal size.
 class ImageDiskTest : public testing::Test {
  protected:
-  ImageDiskTest() {
-    char shm[] = "/dev/shm/hearth_disk_test_XXXXXX";
-    std::string work = testing::TempDir() + "/hearth_disk_test_XXXXXX";
-    work_ = mkdtemp(work.data());
-    place_ = {mkdtemp(shm), "n1", work_ + "/disk"};
-    fs::create_directory(place_.disk_dir);
-    fs::create_directory(work_ + "/model");
-    nlohmann::json config = TestConfig();
-    config["n_routed_experts"] = kExperts;
-    WriteTestCheckpoint(work_ + "/model", config, {});
-    all_bytes_ = PlanImage(work_ + "/model", 2)->segment_bytes();
-  }
-  ~ImageDiskTest() override {
-    fs::remove_all(place_.dir);
-    fs::remove_all(work_);
-  }
-
   BuildOptions Options(uint64_t image_bytes_max) {
-    return {.model_dir = work_ + "/model", .place = place_, .image_bytes_max = image_bytes_max, .num_shards = 2, .num_threads = 3};
+    return {.model_dir = files_.model_dir, .place = files_.regions, .image_bytes_max = image_bytes_max, .num_shards = 2, .num_threads = 3};
   }
   std::shared_ptr<const WeightImage> Build(uint64_t image_bytes_max) {
     const absl::StatusOr<BuildResult> built = BuildImage(Options(image_bytes_max));
     EXPECT_TRUE(built.ok()) << Message(built.status());
     if (!built.ok()) return nullptr;
-    auto image = WeightImage::Attach(place_, built->generation);
+    auto image = WeightImage::Attach(files_.regions, built->generation);
     EXPECT_TRUE(image.ok()) << Message(image.status());
     return image.ok() ? *std::move(image) : nullptr;
   }
   // The smallest limit that is not refused.
-  uint64_t DenseBytes() { return all_bytes_ - PlanImage(work_ + "/model", 2)->expert_bytes(); }
+  uint64_t DenseBytes() { return all_bytes_ - PlanImage(files_.model_dir, 2)->expert_bytes(); }
   std::vector<std::string> FilesLeft() const {
     std::vector<std::string> names;
-    for (const std::string& dir : {place_.dir, place_.disk_dir}) {
+    for (const std::string& dir : {files_.regions.dir, files_.regions.disk_dir}) {
       for (const auto& entry : fs::directory_iterator(dir)) names.push_back(entry.path().filename());
     }
     return names;
   }
 
-  RegionPlace place_;
-  std::string work_;
-  uint64_t all_bytes_ = 0;
+  const TestImagePlace files_{kExperts};
+  const uint64_t all_bytes_ = PlanImage(files_.model_dir, 2)->segment_bytes();
 };
 
 TEST_F(ImageDiskTest, EveryRecordIsTheOneOfAnImageThatFits) {
@@ -110,10 +92,10 @@ TEST_F(ImageDiskTest, EveryRecordIsTheOneOfAnImageThatFits) {
     }
     EXPECT_EQ(on_disk[0], on_disk[1]) << "each layer has the same share";
     EXPECT_EQ(on_disk[0], limit == all_bytes_ ? 0 : limit == all_bytes_ - 1 ? 1 : limit == DenseBytes() ? kExperts : (kExperts + 1) / 2);
-    EXPECT_TRUE(VerifyImage(place_, image->generation(), work_ + "/model", nullptr).ok());
-    ASSERT_TRUE(RemoveGeneration(place_, image->generation()).ok());
+    EXPECT_TRUE(VerifyImage(files_.regions, image->generation(), files_.model_dir, nullptr).ok());
+    ASSERT_TRUE(RemoveGeneration(files_.regions, image->generation()).ok());
   }
-  ASSERT_TRUE(RemoveGeneration(place_, whole->generation()).ok());
+  ASSERT_TRUE(RemoveGeneration(files_.regions, whole->generation()).ok());
   EXPECT_TRUE(FilesLeft().empty());
 }
 
@@ -141,11 +123,11 @@ TEST_F(ImageDiskTest, WhatCantBeIsRefusedWithNumbersAndLeavesNothing) {
   status = BuildImage(nowhere).status();
   EXPECT_EQ(status.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(Message(status), HasSubstr("set weightstore.disk_dir"));
-  nowhere.place.disk_dir = work_ + "/missing";
+  nowhere.place.disk_dir = files_.work + "/missing";
   EXPECT_EQ(BuildImage(nowhere).status().code(), absl::StatusCode::kNotFound);
-  status = CheckDiskRoom(place_.disk_dir, {.segment_bytes = {1}, .disk_bytes = uint64_t{1} << 60});
+  status = CheckDiskRoom(files_.regions.disk_dir, {.segment_bytes = {1}, .disk_bytes = uint64_t{1} << 60});
   EXPECT_EQ(status.code(), absl::StatusCode::kResourceExhausted);
-  EXPECT_THAT(Message(status), AllOf(HasSubstr("needed"), HasSubstr("available"), HasSubstr(place_.disk_dir)));
+  EXPECT_THAT(Message(status), AllOf(HasSubstr("needed"), HasSubstr("available"), HasSubstr(files_.regions.disk_dir)));
   EXPECT_TRUE(FilesLeft().empty());
 }
 
@@ -181,13 +163,13 @@ TEST_F(ImageDiskTest, ADiskPartThatIsNotWholeIsRefused) {
   ASSERT_NE(image, nullptr);
   const Hash128 generation = image->generation();
   const std::string path = image->disk_parts()[1].path;
-  const auto attached = [&] { return WeightImage::Attach(place_, generation).status(); };
+  const auto attached = [&] { return WeightImage::Attach(files_.regions, generation).status(); };
   ASSERT_TRUE(attached().ok());
   fs::rename(path, path + "x");
   absl::Status status = attached();
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(Message(status), AllOf(HasSubstr(path), HasSubstr("a part of the image is gone")));
-  EXPECT_FALSE(ListGenerations(place_)[0].complete);
+  EXPECT_FALSE(ListGenerations(files_.regions)[0].complete);
   fs::copy_file(image->disk_parts()[0].path, path);
   EXPECT_EQ(attached().code(), absl::StatusCode::kDataLoss);  // too short: shards are of unequal size
   fs::remove(path);
@@ -209,7 +191,7 @@ TEST_F(ImageDiskTest, VerifyNamesWhatTheDiskChanged) {
   file.seekp(static_cast<std::streamoff>(*expert.disk_offset + 17));
   file.put(static_cast<char>(expert.record[17] ^ 0x10));
   file.close();
-  const absl::Status status = VerifyImage(place_, image->generation(), "", nullptr);
+  const absl::Status status = VerifyImage(files_.regions, image->generation(), "", nullptr);
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss);
   EXPECT_THAT(Message(status),
               AllOf(HasSubstr("model.layers.2.mlp.experts.3, shard 1 of 2"), HasSubstr(absl::StrCat(*expert.disk_offset, " of ", path))));
@@ -219,8 +201,8 @@ TEST_F(ImageDiskTest, VerifyNamesWhatTheDiskChanged) {
 TEST_F(ImageDiskTest, AnotherDirectoryInTheConfigurationLosesNothing) {
   const auto image = Build(DenseBytes());
   ASSERT_NE(image, nullptr);
-  RegionPlace other = place_;
-  other.disk_dir = work_;
+  RegionPlace other = files_.regions;
+  other.disk_dir = files_.work;
   EXPECT_TRUE(WeightImage::Attach(other, image->generation()).ok());
   EXPECT_TRUE(RemoveGeneration(other, image->generation()).ok());
   EXPECT_TRUE(FilesLeft().empty());

@@ -380,17 +380,14 @@ absl::StatusOr<ImagePlan> PlanImage(const std::string& model_path, int num_shard
   planned.insert(planned.end(), std::make_move_iterator(mtp.begin()), std::make_move_iterator(mtp.end()));
 
   plan.manifest.image_bytes_max = image_bytes_max;
-  RETURN_IF_ERROR(LayOut(planned, num_shards, {}, plan));
-  if (image_bytes_max == 0 || plan.segment_bytes() <= image_bytes_max) return plan;
-  // Once more, now that all sizes are known.
-  ASSIGN_OR_RETURN(const Spill spill, SpillOf(plan, image_bytes_max));
-  plan.manifest.segments.clear();
-  plan.manifest.tensors.clear();
-  plan.manifest.tensor_names.clear();
-  plan.manifest.experts.clear();
-  plan.sources.clear();
-  plan.target_parts.clear();
-  plan.read_bytes = 0;
+  if (image_bytes_max == 0) {
+    RETURN_IF_ERROR(LayOut(planned, num_shards, {}, plan));
+    return plan;
+  }
+  ImagePlan whole = plan;  // laid out without a limit: all sizes are known only then
+  RETURN_IF_ERROR(LayOut(planned, num_shards, {}, whole));
+  if (whole.segment_bytes() <= image_bytes_max) return whole;
+  ASSIGN_OR_RETURN(const Spill spill, SpillOf(whole, image_bytes_max));
   RETURN_IF_ERROR(LayOut(planned, num_shards, spill, plan));
   return plan;
 }

@@ -5,7 +5,9 @@
 #include <nlohmann/json.hpp>
 
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <random>
 #include <string>
@@ -15,6 +17,7 @@
 #include "common/base/dtype.h"
 #include "common/formats/model_config.h"
 #include "common/formats/tensor_plan.h"
+#include "common/shm/region.h"
 
 namespace hearth {
 
@@ -112,5 +115,31 @@ inline void WriteTestCheckpoint(const std::string& dir, nlohmann::json config, c
   out.write(reinterpret_cast<const char*>(&head_bytes), 8);
   out << head << bytes;
 }
+
+// Empty directories for a node's regions and disk parts, and beside them a checkpoint of TestConfig with so many experts. Gone with it.
+struct TestImagePlace {
+  explicit TestImagePlace(int64_t experts) {
+    char shm[] = "/dev/shm/hearth_image_test_XXXXXX";
+    std::string made = (std::filesystem::temp_directory_path() / "hearth_image_test_XXXXXX").string();
+    work = mkdtemp(made.data());
+    model_dir = work + "/model";
+    regions = {mkdtemp(shm), "n1", work + "/disk"};
+    std::filesystem::create_directory(regions.disk_dir);
+    std::filesystem::create_directory(model_dir);
+    nlohmann::json config = TestConfig();
+    config["n_routed_experts"] = experts;
+    WriteTestCheckpoint(model_dir, config, {});
+  }
+  ~TestImagePlace() {
+    std::filesystem::remove_all(regions.dir);
+    std::filesystem::remove_all(work);
+  }
+  TestImagePlace(const TestImagePlace&) = delete;
+  TestImagePlace& operator=(const TestImagePlace&) = delete;
+
+  std::string work;  // holds the checkpoint and the disk parts
+  std::string model_dir;
+  RegionPlace regions;
+};
 
 }  // namespace hearth

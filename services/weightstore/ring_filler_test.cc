@@ -22,8 +22,6 @@
 namespace hearth {
 namespace {
 
-namespace fs = std::filesystem;
-
 constexpr int64_t kExperts = 8;
 constexpr uint64_t kLease = 7;
 constexpr uint32_t kSlots = 4;
@@ -31,15 +29,6 @@ constexpr uint32_t kSlots = 4;
 class RingFillerTest : public testing::Test {
  protected:
   void SetUp() override {
-    char shm[] = "/dev/shm/hearth_filler_test_XXXXXX";
-    std::string work = testing::TempDir() + "/hearth_filler_test_XXXXXX";
-    work_ = mkdtemp(work.data());
-    place_ = {mkdtemp(shm), "n1", work_ + "/disk"};
-    fs::create_directory(place_.disk_dir);
-    fs::create_directory(work_ + "/model");
-    nlohmann::json config = TestConfig();
-    config["n_routed_experts"] = kExperts;
-    WriteTestCheckpoint(work_ + "/model", config, {});
     for (const int64_t layer : {1, 2}) {
       for (int64_t expert = 0; expert < kExperts; ++expert) order_.emplace_back(layer, expert);
     }
@@ -47,26 +36,25 @@ class RingFillerTest : public testing::Test {
   ~RingFillerTest() override {
     reader_.reset();
     filler_.reset();
-    fs::remove_all(place_.dir);
-    fs::remove_all(work_);
   }
 
   // An image with so many of its experts on disk, more or less, and a ring of its that a filler fills from a disk with these faults.
   void Serve(double on_disk, std::function<ReadFault(const QueuedRead&)> fault) {
-    const absl::StatusOr<ImagePlan> plan = PlanImage(work_ + "/model", 1);
+    const absl::StatusOr<ImagePlan> plan = PlanImage(files_.model_dir, 1);
     ASSERT_TRUE(plan.ok()) << plan.status();
     uint64_t most = 0;
     for (const ExpertRow& row : plan->manifest.experts) most = std::max(most, row.bytes);
     const uint64_t limit = plan->segment_bytes() - static_cast<uint64_t>(on_disk * static_cast<double>(plan->expert_bytes()));
-    const auto built = BuildImage({.model_dir = work_ + "/model", .place = place_, .image_bytes_max = limit, .num_shards = 1, .num_threads = 2});
+    const auto built =
+        BuildImage({.model_dir = files_.model_dir, .place = files_.regions, .image_bytes_max = limit, .num_shards = 1, .num_threads = 2});
     ASSERT_TRUE(built.ok()) << built.status();
-    image_ = *WeightImage::Attach(place_, built->generation);
+    image_ = *WeightImage::Attach(files_.regions, built->generation);
     const ExpertRingGeometry geometry{.lease_id = kLease, .num_slots = kSlots, .slot_bytes = AlignUp(most, kRingSlotAlign)};
     auto disk = DiskReader::Open({image_->disk_parts()[0].path}, std::make_unique<FaultyQueue>(MakeThreadQueue(8), std::move(fault)));
     ASSERT_TRUE(disk.ok()) << disk.status();
-    filler_ =
-        std::make_unique<RingFiller>("prefill.0", *ExpertRing::Create(place_, built->generation, geometry), image_, ShardHome{}, *std::move(disk));
-    reader_ = *ExpertRingReader::Make(*ExpertRing::Open(place_, built->generation, kLease, 0));
+    filler_ = std::make_unique<RingFiller>("prefill.0", *ExpertRing::Create(files_.regions, built->generation, geometry), image_, ShardHome{},
+                                           *std::move(disk));
+    reader_ = *ExpertRingReader::Make(*ExpertRing::Open(files_.regions, built->generation, kLease, 0));
   }
   bool Whole(uint64_t number, int64_t layer, int64_t expert) {
     const ImageExpert record = *image_->Expert(layer, expert, 0);
@@ -74,8 +62,7 @@ class RingFillerTest : public testing::Test {
     return got != nullptr && std::memcmp(got, record.record, record.record_bytes) == 0;
   }
 
-  std::string work_;
-  RegionPlace place_;
+  const TestImagePlace files_{kExperts};
   std::shared_ptr<const WeightImage> image_;
   std::unique_ptr<RingFiller> filler_;
   std::unique_ptr<ExpertRingReader> reader_;
